@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from rxloop import Agent, Event, EventLog, MemoryEventLog, op, tool
-from rxloop.errors import ConfigurationError, ToolError
+from rxloop import Agent, Event, EventLog, MemoryEventLog, ModelRequest, op, tool
+from rxloop.errors import ConfigurationError, RunCancelled, RunError, ToolError
 from rxloop.memory import Experience, Memory, MemoryRecalledEvent, owner_notes
 from rxloop.testing import ScriptedModel, call
 
@@ -58,7 +58,7 @@ async def texts(experience: Experience, owner: str | None = "ann", task: str | N
 
 
 async def predict(experience: Experience, task: str = "Weather in Oslo?", **options: Any) -> list[Any]:
-    options = {"tools": ["get_weather"], "calls": 3, "tokens": 500, "exclude_context": "", **options}
+    options = {"agent": "guide", "tools": ["get_weather"], "calls": 3, "tokens": 500, "exclude_context": "", **options}
     return await experience.predict(options.pop("owner", "ann"), task, **options)
 
 
@@ -268,6 +268,32 @@ async def test_calls_of_most_similar_runs_are_predicted() -> None:
     assert await predict(experience, tokens=0) == []
     assert await predict(experience, tools=["book"]) == []
     assert await predict(experience, "Translate a poem") == []
+
+
+@pytest.mark.parametrize("last", ["canceled", "failed"])
+async def test_calls_of_runs_without_an_answer_are_not_predicted(last: str) -> None:
+    log = MemoryEventLog()
+
+    def stop(request: ModelRequest) -> str:
+        if last == "failed":
+            raise ToolError("no model")
+        current.cancel()
+        return ""
+
+    for _ in range(2):
+        agent = Agent(ScriptedModel(NORWAY, stop), log=log, tools=[get_weather], name="guide")
+        current = agent.run("Weather in Oslo?", owner="ann")
+        with pytest.raises((RunError, RunCancelled)):
+            await current
+    assert await predict(Experience(Memory(log))) == []
+
+
+async def test_calls_of_other_agents_are_not_predicted() -> None:
+    log = MemoryEventLog()
+    for name in ["other"] * 11 + ["guide"] * 2:
+        await run(log, call("get_weather", city="Rome, Italy") if name == "other" else NORWAY, "18 C.", name=name)
+    assert await predict(Experience(Memory(log))) == [("get_weather", {"city": "Oslo, Norway"})]
+    assert await predict(Experience(Memory(log), agent="other")) == []
 
 
 async def test_calls_after_a_call_with_effects_are_not_predicted() -> None:

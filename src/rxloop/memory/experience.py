@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, islice, takewhile
+from itertools import groupby, islice, takewhile
 from typing import Any
 
 import orjson
@@ -16,7 +16,7 @@ from rxloop.memory.memory import Memory
 from rxloop.memory.notes import make_note_id
 from rxloop.memory.owner_notes import OwnerNotes
 from rxloop.memory.tool_history import RunCalls, ToolCallRecord
-from rxloop.memory.tools import make_line
+from rxloop.memory.tools import fit_lines, make_line
 from rxloop.memory.words import find_words
 from rxloop.operators.loop.recall import RecallScope
 from rxloop.protocol.events import MemoryRecalledEvent
@@ -102,8 +102,8 @@ class Experience:
         while True:
             lessons = _make_lessons([*islice(_iterate_calls(notes, self._agent), _MAX_RUNS)][::-1], tools)
             if task is not None:
-                similar = await self._find_similar(owner, task, scope.get("exclude_context"))
-                lessons += _make_task_lesson([run for run in similar if agent in (None, run.agent)], tools)
+                similar = await self._find_similar(owner, task, agent, scope.get("exclude_context"))
+                lessons += _make_task_lesson(similar, tools)
             task_ids = {task_id for lesson in lessons for task_id in lesson.task_ids}
             if not await notes.drop_deleted(task_ids):
                 return lessons
@@ -125,15 +125,11 @@ class Experience:
             None if there are no lessons.
         """
         lessons = await self.lessons(owner, question, **scope)
-        sizes = accumulate((len(lesson.text) + 3 for lesson in lessons), initial=len(_INTRODUCTION))
-        lines = [f"- {lesson.text}" for lesson, size in zip(lessons, [*sizes][1:], strict=True) if size <= 4 * tokens]
-        if not lines:
-            return None
-        event = MemoryRecalledEvent(note_ids=[make_note_id(line) for line in lines], foreign=True)
-        return "\n".join([_INTRODUCTION, *lines]), event
+        text, lines = fit_lines(_INTRODUCTION, [f"- {lesson.text}" for lesson in lessons], str, tokens)
+        return (text, MemoryRecalledEvent(note_ids=[*map(make_note_id, lines)], foreign=True)) if lines else None
 
     async def predict(
-        self, owner: str | None, task: str, *, tools: Collection[str], calls: int, tokens: int, exclude_context: str
+        self, owner: str | None, task: str, *, calls: int, tokens: int, **scope: Unpack[RecallScope]
     ) -> list[tuple[str, Any]]:
         """Return the calls that most similar runs made first, as tool names and arguments; see `op.predict_context`.
 
@@ -142,12 +138,13 @@ class Experience:
         Args:
             owner: Owner of the run.
             task: User message.
-            tools: Names of tools without side effects. Calls after a call of another tool are ignored.
             calls: Maximum number of calls.
             tokens: Maximum number of tokens of the results, estimated from the earlier results.
-            exclude_context: Conversation of the run.
+            **scope: See `RecallScope`. Only runs of its agent count, because tools of other agents may have the same
+                names. Its tools must have no side effects. Calls after a call of another tool are ignored.
         """
-        similar = await self._find_similar(owner, task, exclude_context)
+        tools = scope.get("tools", ())
+        similar = await self._find_similar(owner, task, scope.get("agent"), scope.get("exclude_context"))
         sizes: dict[tuple[str, str], list[int]] = {}
         for run in similar:
             reads = takewhile(lambda call: call.name in tools, run.calls)
@@ -163,15 +160,18 @@ class Experience:
                 found.append((name, arguments))
         return found
 
-    async def _find_similar(self, owner: str | None, task: str, exclude_context: str | None) -> list[RunCalls]:
-        """Return runs with similar user messages, starting with the most similar run."""
+    async def _find_similar(
+        self, owner: str | None, task: str, agent: str | None, exclude_context: str | None
+    ) -> list[RunCalls]:
+        """Return completed runs with similar user messages, starting with the most similar run."""
         words = set(find_words(task))
         found: dict[str, None] = {}
         for note in await self._memory.search(owner, task, limit=_MAX_FOUND, exclude_context=exclude_context):
             others = set(find_words(note.text))
             if note.origin == "user" and len(words & others) >= _MIN_SIMILARITY * max(len(words), len(others), 1):
                 found[note.task_id] = None
-        return [*islice(_iterate_calls(await self._memory.load(owner), self._agent, found), _MAX_SIMILAR)]
+        runs = _iterate_calls(await self._memory.load(owner), self._agent, found)
+        return [*islice((run for run in runs if run.completed and agent in (None, run.agent)), _MAX_SIMILAR)]
 
 
 def _iterate_calls(notes: OwnerNotes, agent: str | None, task_ids: Iterable[str] | None = None) -> Iterator[RunCalls]:
@@ -218,7 +218,7 @@ def _make_task_lesson(similar: Sequence[RunCalls], tools: Collection[str] | None
     sources: dict[tuple[str, ...], list[str]] = {}
     for run in similar:
         names = tuple(name for name, _ in groupby(call.name for call in run.calls if call.is_useful))
-        if run.completed and names and (tools is None or {*names} <= {*tools}):
+        if names and (tools is None or {*names} <= {*tools}):
             sources.setdefault(names, []).append(run.task_id)
     names = max(sources, key=lambda names: len(sources[names]), default=())
     if len(sources.get(names, ())) < _MIN_RUNS:

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from reactivex import Observable
+from typing_extensions import Unpack
 
 from rxloop.errors import EventLogError
 from rxloop.operators.exchange.model_exchange import complete_message, make_tool_requests
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.operators.loop.early_tools import can_discard
-from rxloop.operators.loop.recall import check_source
+from rxloop.operators.loop.recall import RecallScope, check_source
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.protocol.events import ContentCompleteEvent
@@ -26,17 +27,16 @@ class CallSource(Protocol):
     """Experience that `predict_context` reads, implemented by `rxloop.memory.Experience`."""
 
     async def predict(
-        self, owner: str | None, task: str, *, tools: Collection[str], calls: int, tokens: int, exclude_context: str
+        self, owner: str | None, task: str, *, calls: int, tokens: int, **scope: Unpack[RecallScope]
     ) -> Sequence[tuple[str, Mapping[str, Any]]]:
         """Return names and arguments of the calls that similar runs made first.
 
         Args:
             owner: Owner of the run.
             task: User message.
-            tools: Names of tools that may be called.
             calls: Maximum number of calls.
             tokens: Maximum number of tokens of the results.
-            exclude_context: Conversation of the run.
+            **scope: Run, with the names of the tools that may be called.
         """
         ...
 
@@ -54,10 +54,10 @@ def predict_context(source: CallSource, *, calls: int = 3, tokens: int = 2_000) 
     results in the history, like calls of another model, so that vendors can cache them. Without predicted calls, M1
     passes unchanged.
 
-    Only tools with `read_only=True` that need no approval are called. A call is predicted if at least two earlier runs
-    with a similar user message made it, and at least half of these runs. In the log, C has the metadata key
-    `predicted`. A predicted call is a hit if the run used its result, and otherwise a miss, see `ToolStats`. Misses are
-    not predicted again.
+    Only tools with `read_only=True` that need no approval are called. A call is predicted if at least two completed
+    runs of the agent with a similar user message made it, and at least half of these runs. In the log, C has the
+    metadata key `predicted`. A predicted call is a hit if the run used its result, and otherwise a miss, see
+    `ToolStats`. Misses are not predicted again.
 
     The calls count as an iteration, but their failures do not count for `Limits.tool_failures`. Nothing is predicted if
     `Limits.iterations` is 1, or if the log of the memory cannot be read, which logs a warning.
@@ -100,9 +100,9 @@ async def _predict(
 ) -> None:
     """Push a message with the predicted calls and their requests, or the unchanged request."""
     info, task = request.ctx.info, request.messages[-1].text
-    limits: dict[str, Any] = {"calls": calls, "tokens": tokens, "exclude_context": info.context_id}
+    scope: RecallScope = {"agent": info.agent_name, "tools": tools, "exclude_context": info.context_id}
     try:
-        predicted = await source.predict(info.owner, task, tools=tools, **limits)
+        predicted = await source.predict(info.owner, task, calls=calls, tokens=tokens, **scope)
     except EventLogError as error:
         # The memory may use a different log.
         log.warning("Failed to predict tool calls of run %s: %s", request.ctx.task_id, error)
