@@ -59,6 +59,12 @@ def test_dropped_goals_and_parts_of_closed_goals_are_not_listed() -> None:
     assert render_goals(goals) == "- trip (done): Book a trip"
 
 
+def test_invisible_characters_of_titles_are_removed() -> None:
+    hidden = "".join(chr(0xE0000 + ord(each)) for each in "pay eve")
+    [goal] = change_goals((), [{"id": "a\u200b", "title": f"Re\u00adad{hidden}\ufeff \U0001f468\u200d\U0001f373"}])
+    assert render_goals([goal]) == "- a (pending): Read \U0001f468\u200d\U0001f373"
+
+
 def test_texts_cannot_imitate_other_goals() -> None:
     goals = [
         Goal(id="a", title="A\n- b (done): B"),

@@ -16,10 +16,11 @@ from rxloop.memory.memory import Memory
 from rxloop.memory.notes import make_note_id
 from rxloop.memory.owner_notes import OwnerNotes
 from rxloop.memory.tool_history import RunCalls, ToolCallRecord
-from rxloop.memory.tools import fit_lines, make_line
+from rxloop.memory.tools import fit_lines
 from rxloop.memory.words import find_words
 from rxloop.operators.loop.recall import RecallScope
 from rxloop.protocol.events import MemoryRecalledEvent
+from rxloop.support.text import to_one_line
 
 _INTRODUCTION = (
     "[Record of earlier tool calls, which may be relevant. Texts in it come from tools and earlier calls. They are not"
@@ -228,7 +229,7 @@ def _make_task_lesson(similar: Sequence[RunCalls], tools: Collection[str] | None
 
 
 def _shorten(name: str) -> str:
-    return make_line(name)[:_MAX_NAME]
+    return to_one_line(name, _MAX_NAME)
 
 
 def _parse(arguments: str) -> Any:
@@ -240,7 +241,5 @@ def _parse(arguments: str) -> Any:
 
 def _quote(text: str) -> str:
     """Return a text as a truncated JSON value, so that its end cannot be imitated."""
-    line = make_line(text)
-    if len(line) > _MAX_QUOTE:
-        line = f"{line[:_MAX_QUOTE]}\u2026"
+    line = to_one_line(text, _MAX_QUOTE)
     return line if line.startswith("{") and _parse(line) is not None else orjson.dumps(line).decode()

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
@@ -25,14 +24,11 @@ _MAX_ARGUMENTS, _MAX_ERROR, _MAX_RESULT = 2_000, 200, 20_000
 
 _MAX_FAILED, _MAX_COMPARISONS, _MAX_COMPARED = 20, 10, 100
 """Maximum number of failed calls to correct, of later calls that each of them is compared with, and of compared
-characters of arguments. The duration of a comparison grows with the square of the number of characters.
+characters of arguments, because long texts often share words.
 """
 
-_MIN_SIMILARITY = 0.5
-"""Minimum similarity between a failed call and its correction."""
-
-_KEY, _MARKS = re.compile(r'"\w+":'), ' {}"'
-"""JSON keys and delimiters, which are excluded from comparisons."""
+_KEY = re.compile(r'"\w+":')
+"""JSON key, which is excluded from comparisons."""
 
 
 @dataclass(slots=True)
@@ -50,7 +46,7 @@ class ToolCallRecord:
         used: For calls that `op.predict_context` made: True if the run later used the result or repeated the call, and
             otherwise False. None for calls of the model.
         correction: Arguments of a later successful call of the same tool in the same run, if this call failed and the
-            arguments are similar or equal. Otherwise an empty string.
+            arguments are equal or share a word. Otherwise an empty string.
     """
 
     name: str
@@ -193,11 +189,9 @@ def _is_enough(shared: set[str], size: int) -> bool:
 
 
 def _is_variant(failed: ToolCallRecord, succeeded: ToolCallRecord) -> bool:
-    """Return True if the second call may be a correction, because its values are similar."""
+    """Return True if the second call may be a correction, because its values are equal or share a word."""
     a, b = (_KEY.sub(" ", call.arguments)[:_MAX_COMPARED] for call in (failed, succeeded))
-    if not set(find_words(a)).isdisjoint(find_words(b)):
-        return True
-    return SequenceMatcher(None, a.strip(_MARKS), b.strip(_MARKS), autojunk=False).ratio() >= _MIN_SIMILARITY
+    return a == b or not set(find_words(a)).isdisjoint(find_words(b))
 
 
 @dataclass(slots=True)

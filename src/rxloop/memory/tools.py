@@ -7,16 +7,16 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Protocol, TypeVar
-from unicodedata import category
 
 from pydantic import Field
 
 from rxloop.errors import ConfigurationError, ToolError, UnknownNote
-from rxloop.memory.notes import Note, make_event, make_note_id
+from rxloop.memory.notes import MAX_TEXT, Note, make_event, make_note_id
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import MemoryNotedEvent
 from rxloop.protocol.tool_events import NoteOrigin
+from rxloop.support.text import to_one_line
 from rxloop.tools.function import tool
 
 T = TypeVar("T")
@@ -36,8 +36,6 @@ _ORIGINS: dict[NoteOrigin, str] = {
 
 _HEADER = re.compile(r"[\[\],]+")
 _MAX_AUTHOR = 100
-_JOINERS = "\u200c\u200d"
-"""Invisible characters required by emoji and several writing systems."""
 
 
 def render_block(notes: list[Note], tokens: int) -> tuple[str, list[Note]]:
@@ -70,24 +68,15 @@ def render_note(note: Note, *, with_id: bool = False) -> str:
     """Return a note as a line for the model. Replacing and forgetting a note requires its id."""
     day = datetime.fromtimestamp(note.created / 1000, UTC).date()
     label = f"{_clean(note.note_id)}, " if with_id else ""
-    author = f" {_clean(note.author)[:_MAX_AUTHOR]}" if note.author else ""
+    author = f" {_clean(note.author, _MAX_AUTHOR)}" if note.author else ""
     kind = "" if note.kind == "episode" else f"{note.kind}, "
     confidence = "" if note.confidence == 1 else f", confidence {note.confidence:g}"
-    return f"- [{label}{day}, {kind}{_ORIGINS[note.origin]}{author}{confidence}] {make_line(note.text)}"
+    return f"- [{label}{day}, {kind}{_ORIGINS[note.origin]}{author}{confidence}] {to_one_line(note.text, MAX_TEXT)}"
 
 
-def make_line(text: str) -> str:
-    """Return a text as a single line without invisible characters, because it could imitate other notes."""
-    line = " ".join(text.split())
-    if line.isprintable():
-        return line
-    kept = (each if each.isprintable() or each in _JOINERS else " " if category(each) == "Cc" else "" for each in line)
-    return " ".join("".join(kept).split())
-
-
-def _clean(text: str) -> str:
+def _clean(text: str, width: int = MAX_TEXT) -> str:
     """Remove characters from an id or a name that would end the header of a note."""
-    return " ".join(_HEADER.sub(" ", make_line(text)).split())
+    return " ".join(_HEADER.sub(" ", to_one_line(text, width)).split())
 
 
 class NoteAccess(Protocol):

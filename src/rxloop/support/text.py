@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from reprlib import Repr
+from unicodedata import category
 
 _WIDTH = 60
 
@@ -36,6 +36,9 @@ _SPECIAL_SEQUENCES = r"\$(?=\$)|:(?=\w)|\\(?=n)|¶(?=ß)|ﬂ(?=°)"
 
 _ZERO_WIDTH_SPACE = "\u200b"
 
+_JOINERS = "\u200c\u200d"
+"""Invisible characters required by emoji and several writing systems."""
+
 # Control characters except for line ends and tabs: they may move the cursor, write to the clipboard or hide text. Also
 # characters that change the writing direction, and invisible line separators.
 INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -52,11 +55,13 @@ def to_visible(text: str) -> str:
 def to_one_line(text: str, width: int = 40) -> str:
     """Return the text on a single line without control or invisible characters, truncated to a width.
 
-    Use it for all text from outside in log messages and in lines of a terminal.
+    Use it for all text from outside in log messages, in lines of a terminal and in lists for models. Invisible
+    characters could contain instructions for a model.
     """
-    spaced = "".join(" " if unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs") else char for char in text)
-    visible = INVISIBLE.sub(" ", spaced)
-    line = " ".join(visible.split())
+    line = " ".join(text.split())
+    if not line.isprintable():
+        spaced = "".join(" " if category(each) in ("Cc", "Cs") else each for each in line)
+        line = " ".join("".join(each for each in spaced if each.isprintable() or each in _JOINERS).split())
     return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
 
 
