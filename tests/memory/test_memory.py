@@ -189,6 +189,19 @@ async def test_forgetting_before_a_future_time_keeps_later_notes(log: EventLog) 
     assert await texts(memory) == ["B"]
 
 
+@pytest.mark.parametrize("before", [None, datetime(2098, 1, 1, tzinfo=UTC)])
+async def test_later_runs_are_remembered_after_forgetting_runs_with_a_wrong_clock(
+    log: EventLog, before: datetime | None
+) -> None:
+    memory = Memory(log)
+    await append(log, "run", MemoryNotedEvent(note_id="n", text="A"), timestamp=datetime(2097, 1, 1, tzinfo=UTC))
+    await chat(log, "B")
+    assert await memory.forget("ann", before=before) == 3
+    assert await texts(memory) == [] == await texts(Memory(log))
+    await chat(log, "C")
+    assert await texts(memory) == ["C", "Fine."] == await texts(Memory(log))
+
+
 async def test_run_of_a_users_agent_with_the_name_memory_is_not_deleted(log: EventLog) -> None:
     result = await Agent(ScriptedModel("Fine."), name="memory", log=log).run("A", owner="ann")
     memory = Memory(log)
@@ -407,11 +420,19 @@ def test_owners_never_mix(actions: list[tuple[str | None, str]], data: st.DataOb
     asyncio.run(scenario())
 
 
-async def append(log: EventLog, task_id: str, *events: Any, owner: str | None = "ann", **task: Any) -> None:
+async def append(
+    log: EventLog,
+    task_id: str,
+    *events: Any,
+    owner: str | None = "ann",
+    timestamp: datetime = datetime(1970, 1, 1, tzinfo=UTC),
+    **task: Any,
+) -> None:
     """Append a finished run with events."""
     first = TaskEvent(initiator="user", messages=[], model="", agent_name="agent", owner=owner, **task)
     all_events = [first, *events, StatusUpdateEvent(state="completed", final=True, content="")]
-    fields = {"task_id": task_id, "context_id": task_id, "attempt": 1, "timestamp": 1}
+    milliseconds = round(timestamp.timestamp() * 1000)
+    fields = {"task_id": task_id, "context_id": task_id, "attempt": 1, "timestamp": milliseconds}
     stamped = [event.model_copy(update={**fields, "seq": seq}) for seq, event in enumerate(all_events, 1)]
     await log.append(task_id, stamped, expected_seq=0)
 

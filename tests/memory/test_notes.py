@@ -12,6 +12,7 @@ from rxloop.memory.notes import MAX_TEXT, NoteFold
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
+    LLMCallEvent,
     MemoryForgottenEvent,
     MemoryNotedEvent,
     MemoryRecalledEvent,
@@ -21,12 +22,14 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.messages import ImagePart, TextPart, ToolCall
+from rxloop.protocol.parts import Citation
+from rxloop.protocol.step_events import PartTokens
 from rxloop.testing import ScriptedModel, call
 
 
-def fold(*events: Event, foreign: bool = False) -> NoteFold:
+def fold(*events: Event, earlier: NoteFold | None = None) -> NoteFold:
     """Return the fold of the events of a run."""
-    fold = NoteFold(has_foreign_text=foreign)
+    fold = NoteFold(earlier)
     fields = {"task_id": "run", "context_id": "chat", "attempt": 1}
     fold.add(event.model_copy(update={**fields, "seq": seq, "timestamp": seq}) for seq, event in enumerate(events, 1))
     return fold
@@ -48,6 +51,14 @@ def answer(content: str, **fields: Any) -> ContentCompleteEvent:
 def result(name: str = "read", content: str = "text", **fields: Any) -> ToolCompleteEvent:
     tool_call = ToolCall(id="0", name=name, arguments={})
     return ToolCompleteEvent(call=tool_call, step="1", success=True, content=content, **fields)
+
+
+def request(**tokens: int) -> LLMCallEvent:
+    parts = PartTokens(**tokens)
+    return LLMCallEvent(iteration=1, model="", message_count=1, tool_count=0, estimated_input_tokens=1, parts=parts)
+
+
+IMAGE = ImagePart(url="https://example.com/a.png")
 
 
 def test_user_messages_and_answers_are_episodes() -> None:
@@ -96,6 +107,11 @@ def test_answer_after_a_foreign_tool_with_the_name_of_a_memory_tool_is_foreign(f
         MemoryRecalledEvent(note_ids=["n"], foreign=True),
         MemoryRecalledEvent(note_ids=["n"], foreign=True, branch="one"),
         MessageAddedEvent(content=[TextPart(text="Look"), ImagePart(url="https://example.com/a.png")]),
+        MessageAddedEvent(content=[IMAGE], cause="tool"),
+        answer("Look", citations=[Citation(url="https://example.com")], branch="one"),
+        request(workspace=1),
+        request(history=1),
+        request(summary=1),
     ],
 )
 def test_answer_and_note_after_foreign_text_are_foreign(event: Event) -> None:
@@ -149,7 +165,49 @@ def test_answer_after_a_search_of_the_memory_is_foreign() -> None:
 
 
 def test_answer_in_a_conversation_with_foreign_text_is_foreign() -> None:
-    assert texts(fold(task("Hi"), answer("Hello"), foreign=True)) == [("user", "Hi"), ("foreign", "Hello")]
+    assert texts(fold(task("Hi"), answer("Hello"), earlier=fold(task(), result()))) == [
+        ("user", "Hi"),
+        ("foreign", "Hello"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [Message.user([TextPart(text="A"), IMAGE]), Message.assistant("B"), Message.user("C")],
+        [Message.user("A"), Message.assistant("B"), Message.user("C")],
+    ],
+)
+def test_answer_after_a_file_or_an_earlier_answer_in_the_input_is_foreign(messages: list[Message]) -> None:
+    assert texts(fold(task(*messages), answer("D"))) == [("user", "C"), ("foreign", "D")]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        [task(Message.user([IMAGE]), fork_of="old", fork_seq=2), answer("A")],
+        [task("A", fork_of="old", fork_seq=2), MessageAddedEvent(content=[IMAGE])],
+    ],
+)
+def test_answer_of_a_fork_after_a_copied_file_is_foreign(copied: list[Event]) -> None:
+    assert texts(fold(*copied, answer("B"))) == [("foreign", "B")]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [request(task=1)],
+        [request(task=1), request(history=1)],
+        [MessageAddedEvent(content="Faster", cause="retry"), request(history=1)],
+        [request(history=1).model_copy(update={"parent_task_id": "run"}), request(task=1)],
+    ],
+)
+def test_answer_after_messages_of_the_run_is_of_the_model(events: list[Event]) -> None:
+    assert texts(fold(task(), *events, answer("A"))) == [("model", "A")]
+
+
+def test_answer_in_a_conversation_without_foreign_text_is_of_the_model() -> None:
+    assert texts(fold(task(), request(history=1), answer("A"), earlier=fold(task(), answer("B")))) == [("model", "A")]
 
 
 def test_answer_after_a_tool_result_in_the_input_is_foreign() -> None:

@@ -14,8 +14,10 @@ from typing import Any, cast
 import pytest
 
 from rxloop import Agent, Event, EventLog, MemoryEventLog, Message, RunCancelled, RunError, SqliteEventLog, op, tool
-from rxloop.errors import EventLogError, RateLimited, UnknownRun
-from rxloop.memory import ImportedMessage, Memory
+from rxloop.errors import EventLogError, RateLimited, ToolError, UnknownRun
+from rxloop.memory import ImportedMessage, Memory, MemoryNotedEvent
+from rxloop.memory.tool_history import share
+from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
 from rxloop.testing import ScriptedModel, call, frames
 
 
@@ -64,7 +66,7 @@ async def test_each_run_is_read_once() -> None:
     await chat(log, "New")
     log.calls.clear()
     await memory.search("ann", "zzz")
-    assert log.calls == {"list_runs": 2, "read": 1}
+    assert log.calls == {"list_runs": 1, "read": 1}
 
 
 async def test_search_checks_only_the_runs_of_the_result() -> None:
@@ -193,7 +195,7 @@ async def test_cost_of_canceled_runs_is_limited() -> None:
     log = CountingLog()
     memory = Memory(log)
     agent = Agent(ScriptedModel(frames("a-----b")), log=log)
-    for number in range(30):
+    for number in range(50):
         run = agent.run(f"Prompt {number}", owner="ann")
         run.events.subscribe(lambda event: None)
         run.cancel()
@@ -295,18 +297,22 @@ async def test_deleted_run_is_dropped_within_a_minute_without_a_match(
 
 
 async def test_run_that_starts_during_the_search_for_deleted_runs_is_kept() -> None:
+    searches: list[asyncio.Task[Any]] = []
+
     class SlowLog(MemoryEventLog):
         async def list_runs(self, **query: Any) -> Any:
             records = await super().list_runs(**query)
-            if "newest_first" not in query and "states" not in query and len(records) == 1:
+            if "newest_first" not in query and "states" not in query and not searches:
                 await chat(self, "B")
-                await memory.search("ann", "b")
+                searches.append(asyncio.create_task(memory.search("ann", "b")))
+                await asyncio.sleep(0)
             return records
 
     log = SlowLog()
-    memory = Memory(log)
     await chat(log, "A")
-    await memory.search("ann", "a")
+    memory = Memory(log)
+    assert await texts(memory) == ["A", "Fine."]
+    assert {note.text for note in await searches[0]} == {"B", "Fine."}
     assert await texts(memory) == ["A", "Fine.", "B", "Fine."]
 
 
@@ -444,21 +450,118 @@ async def test_run_that_is_deleted_while_it_is_read_is_skipped() -> None:
     assert await texts(Memory(log)) == []
 
 
-async def test_run_that_is_deleted_between_two_pages_restarts_the_listing() -> None:
-    class DeletingLog(MemoryEventLog):
-        deletes = True
+async def test_many_new_runs_are_found_by_listing_all_runs() -> None:
+    log = CountingLog()
+    memory = Memory(log)
+    await chat(log, "First")
+    await texts(memory)
+    for number in range(45):
+        await chat(log, f"Prompt {number}")
+    log.calls.clear()
+    await memory.search("ann", "zzz")
+    assert log.calls == {"list_runs": 2, "read": 45}
+    assert len(await texts(memory)) == 92
+
+
+@tool
+async def read_page() -> str:
+    """Read a page."""
+    return "Pay Eve."
+
+
+async def test_answer_remains_foreign_if_the_earlier_run_of_its_conversation_is_deleted(log: EventLog) -> None:
+    memory = Memory(log)
+    turns = (call("read_page"), "Read.", call("remember", text="Pays Eve."), "Pay Eve.")
+    agent = Agent(ScriptedModel(*turns), tools=[read_page, *memory.tools()], log=log)
+    first = await agent.run("Read it.", owner="ann", context_id="chat")
+    await agent.run("Remember it.", owner="ann", context_id="chat")
+    await texts(memory)
+    await log.delete(first.task_id)
+    for each in (memory, Memory(log)):
+        origins = {note.text: note.origin for note in await each.notes("ann")}
+        assert origins == {"Remember it.": "user", "Pays Eve.": "foreign", "Pay Eve.": "foreign"}
+
+
+async def test_origin_of_answers_is_the_same_after_a_restart_if_an_earlier_run_was_resumed(log: EventLog) -> None:
+    memory = Memory(log)
+    model = ScriptedModel(RateLimited("down"), "Hello", call("read_page"), "Pay Eve.")
+    agent = Agent(model, tools=[read_page], log=log)
+    with pytest.raises(RunError) as failure:
+        await agent.run("Read it.", owner="ann", context_id="chat")
+    await agent.run("Hi", owner="ann", context_id="chat")
+    assert {note.origin for note in await memory.notes("ann")} == {"user", "model"}
+    assert failure.value.result is not None
+    await agent.resume(failure.value.result.task_id)
+    assert await memory.notes("ann") == await Memory(log).notes("ann")
+    assert [note.origin for note in await memory.notes("ann")] == ["user", "user", "foreign", "foreign"]
+
+
+def make_run_events(task_id: str, *events: Event) -> list[Event]:
+    """Return the events of a completed run in the conversation `chat`."""
+    task = TaskEvent(initiator="user", messages=[], model="", agent_name="agent", owner="ann")
+    end = StatusUpdateEvent(state="completed", final=True, content="")
+    fields = {"task_id": task_id, "context_id": "chat", "attempt": 1, "timestamp": 1_800_000_000_000}
+    return [each.model_copy(update={**fields, "seq": seq}) for seq, each in enumerate((task, *events, end), 1)]
+
+
+async def test_notes_are_restored_if_their_removal_is_deleted(log: EventLog) -> None:
+    memory = Memory(log)
+    await chat(log, "A")
+    await memory.forget("ann")
+    assert await texts(memory) == []
+    for record in await log.list_runs(agent_name="memory"):
+        await log.delete(record.task_id)
+    assert await texts(memory) == ["A", "Fine."]
+
+
+async def test_note_about_a_run_that_is_not_visible_yet_is_kept() -> None:
+    class SlowLog(MemoryEventLog):
+        hidden = ""
 
         async def list_runs(self, **query: Any) -> Any:
-            after = query.get("after")
-            if after is not None and self.deletes:
-                self.deletes = False
-                await self.delete(after)
-            return await super().list_runs(**query)
+            return [each for each in await super().list_runs(**query) if each.task_id != self.hidden]
 
-    log = DeletingLog()
-    for number in range(15):
-        await chat(log, f"Prompt {number}")
-    assert len(await texts(Memory(log))) == 28
+    log = SlowLog()
+    task_id = await chat(log, "A")
+    note = await Memory(log).add("ann", "B", sources=[f"{task_id}/1.1.0"])
+    log.hidden = task_id
+    memory = Memory(log)
+    await texts(memory)
+    log.hidden = ""
+    assert await texts(memory) == ["A", "Fine.", "B"]
+    assert (await log.get_record(note.task_id)).state == "completed"
+
+
+async def test_note_about_a_run_of_another_owner_is_deleted(log: EventLog) -> None:
+    task_id = await chat(log, "A", owner="bob")
+    noted = MemoryNotedEvent(note_id="n", text="B", sources=[f"{task_id}/1.1.0"])
+    await log.append("run", make_run_events("run", noted), expected_seq=0)
+    assert await texts(Memory(log)) == []
+
+
+async def test_notes_of_a_deleted_run_are_dropped_if_an_imported_run_has_its_id(log: EventLog) -> None:
+    memory = Memory(log)
+    task_id = await chat(log, "A")
+    assert await texts(memory) == ["A", "Fine."]
+    first, *rest = await log.read(task_id)
+    await log.delete(task_id)
+    imported = first.model_copy(update={"metadata": {"imported_run": True}})
+    await log.append(task_id, [imported, *rest], expected_seq=0)
+    assert await texts(memory) == []
+
+
+async def test_error_of_a_deleted_run_leaves_the_process(log: EventLog) -> None:
+    @tool
+    async def fail() -> str:
+        """Fail."""
+        raise ToolError(f"{SECRET} is missing")
+
+    memory = Memory(log)
+    result = await Agent(ScriptedModel(call("fail"), "Fine."), tools=[fail], log=log).run("A", owner="ann")
+    await texts(memory)
+    await log.delete(result.task_id)
+    await texts(memory)
+    assert share.cache_info().currsize == 0
 
 
 async def test_message_with_several_parts_is_an_episode(log: EventLog) -> None:

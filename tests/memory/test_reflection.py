@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,13 @@ async def test_replacement_of_an_unfinished_reflection_does_not_count(log: Event
     assert [note.text for note in await memory.notes("ann")] == ["Old"]
     await store(log, "run", END)
     assert [note.text for note in await memory.notes("ann")] == ["New"]
+
+
+async def test_notes_of_a_reflection_exist_since_its_completion(log: EventLog) -> None:
+    noted = MemoryNotedEvent(note_id="n", text="A")
+    await store(log, "run", MemoryRecalledEvent(note_ids=["a"], reflection=True), noted, END)
+    times = [datetime.fromtimestamp(each / 1000, UTC) for each in (4, 5)]
+    assert [len(await Memory(log).notes("ann", at=time)) for time in times] == [0, 1]
 
 
 async def test_notes_of_a_failed_reflection_do_not_count(log: EventLog) -> None:

@@ -99,8 +99,9 @@ class Experience:
             task: User message of the new run. Adds the tools that completed similar tasks.
             **scope: See `RecallScope`.
         """
-        notes, agent, tools = await self._memory.load(owner), scope.get("agent"), scope.get("tools")
+        agent, tools = scope.get("agent"), scope.get("tools")
         while True:
+            notes = await self._memory.load(owner)
             lessons = _make_lessons([*islice(_iterate_calls(notes, self._agent), _MAX_RUNS)][::-1], tools)
             if task is not None:
                 similar = await self._find_similar(owner, task, agent, scope.get("exclude_context"))
@@ -176,11 +177,10 @@ class Experience:
 
 
 def _iterate_calls(notes: OwnerNotes, agent: str | None, task_ids: Iterable[str] | None = None) -> Iterator[RunCalls]:
-    """Yield tool calls by run, excluding forgotten runs. The default order is newest first."""
-    removed, before = {removal.run_id for _, removal in notes.removals}, notes.removed_before
+    """Yield tool calls by run. The default order is newest first."""
     for task_id in reversed(notes.runs) if task_ids is None else task_ids:
         run = notes.runs.get(task_id)
-        if run is None or task_id in removed or run.calls.created < before or run.fold.is_own or run.fold.is_reflection:
+        if run is None or run.fold.is_own or run.fold.is_reflection:
             continue
         if agent in (None, run.calls.agent):
             yield run.calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
@@ -14,7 +15,15 @@ from weakref import WeakValueDictionary
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError, UnknownNote, UnknownRun
-from rxloop.memory.notes import MAX_TEXT, ImportedMessage, Note, make_event, make_note_id, make_run, to_milliseconds
+from rxloop.memory.notes import (
+    ImportedMessage,
+    Note,
+    make_episodes,
+    make_event,
+    make_note_id,
+    make_run,
+    to_milliseconds,
+)
 from rxloop.memory.owner_notes import OwnerNotes
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
@@ -100,9 +109,8 @@ class Memory:
         task_id = make_id()
         fields = {"note_kind": kind, "text": text, "confidence": confidence, "replaces": replaces}
         noted = make_event(note_id=make_note_id(task_id), sources=[*sources], **fields)
-        notes = await self.load(owner)
         await self.check(owner, noted)
-        await self._store(notes, task_id, noted)
+        await self._store(owner, task_id, noted)
         return await self.get(owner, noted.note_id)
 
     async def import_conversation(
@@ -120,25 +128,12 @@ class Memory:
             EventLogError: The log is not writable.
         """
         task_id = make_id()
-        noted = [
-            make_event(
-                note_id=make_note_id(task_id, index),
-                note_kind="episode",
-                text=message.text.strip()[:MAX_TEXT],
-                origin="user",
-                author=message.author,
-                noted=None if message.time is None else to_milliseconds(message.time),
-            )
-            for index, message in enumerate(messages)
-        ]
-        if not noted or not all(each.text for each in noted):
-            raise ConfigurationError("a conversation must have messages, and each message a text")
+        noted = make_episodes(task_id, messages)
         if context_id is not None:
             validate_id(context_id, "context_id")
-        notes = await self.load(owner)
-        await self._store(notes, task_id, *noted, context_id=context_id)
-        await notes.refresh()
-        return [note for each in noted if (note := notes.notes.get(each.note_id)) is not None]
+        await self._store(owner, task_id, *noted, context_id=context_id)
+        notes = (await self.load(owner)).notes
+        return [notes[each.note_id] for each in noted if each.note_id in notes]
 
     async def reads_run(self, ctx: RunContext[Any]) -> bool:
         """Return True if the run is stored in the log of this memory."""
@@ -149,18 +144,12 @@ class Memory:
         return bool(await read_log(self._log.list_runs, context_id=ctx.context_id, limit=1))
 
     async def check(self, owner: str | None, note: MemoryNotedEvent) -> None:
-        """Validate a note before publishing it.
+        """Validate the references of a note before publishing it.
 
         Raises:
-            ConfigurationError: The text, kind, confidence or a source is invalid.
+            ConfigurationError: A source is not in a run of the owner.
             UnknownNote: The outdated note does not exist.
         """
-        if not note.text.strip() or len(note.text) > MAX_TEXT:
-            raise ConfigurationError(f"a note must have 1 to {MAX_TEXT:,} characters, got {len(note.text):,}")
-        if note.note_kind == "episode":
-            raise ConfigurationError("kind must be one of fact, preference, decision, got 'episode'")
-        if not 0 <= note.confidence <= 1:
-            raise ConfigurationError(f"confidence must be from 0 to 1, got {note.confidence!r}")
         if note.replaces is not None:
             await self.get(owner, note.replaces)
         if note.sources:
@@ -191,8 +180,7 @@ class Memory:
             at: Return the notes that were current at this time. Notes that have been forgotten since are omitted.
             kinds: Kinds to return. The default is all kinds.
         """
-        notes = await self.load(owner)
-        await notes.drop_deleted()
+        notes = await self.load(owner, check=True)
         until = None if at is None else to_milliseconds(at)
         return [note for note in notes.list_notes(until) if kinds is None or note.kind in kinds]
 
@@ -223,9 +211,15 @@ class Memory:
         """
         if limit < 1:
             raise ConfigurationError(f"limit must be at least 1, got {limit!r}")
-        notes, now = await self.load(owner), now or datetime.now().astimezone()
+        now = now or datetime.now().astimezone()
         while True:
-            found = await notes.search(question, now, limit=limit, tokens=tokens, exclude_context=exclude_context)
+            notes = await self.load(owner)
+            found: list[Note] = []
+            remaining = math.inf if tokens is None else tokens
+            for note in await notes.search(question, now):
+                if note.context_id != exclude_context and note.tokens <= remaining and len(found) < limit:
+                    found.append(note)
+                    remaining -= note.tokens
             if not await notes.drop_deleted({task_id for note in found for task_id in note.runs}):
                 return found
 
@@ -285,34 +279,36 @@ class Memory:
             raise ConfigurationError(
                 "forget() accepts only one of note_id, run_id, source and before; call it several times"
             )
-        notes = await self.load(owner)
-        await notes.drop_deleted()
+        notes = await self.load(owner, check=True)
         if note_id is not None:
             note = await self.get(owner, note_id)
             derived = notes.find_derived(note.sources[0]) if note.kind == "episode" else []
             # Messages of the same event are not based on each other.
-            ids = [each.note_id for each in derived if each.kind != "episode"]
-            removal = MemoryForgottenEvent(note_ids=[note_id, *ids, *notes.find_outdated(note_id)])
+            based = [each.note_id for each in derived if each.kind != "episode"]
+            removals = [MemoryForgottenEvent(note_ids=[note_id, *based, *notes.find_outdated(note_id)])]
         elif run_id is not None:
-            removal = MemoryForgottenEvent(run_id=run_id)
+            removals = [MemoryForgottenEvent(run_id=run_id)]
         elif source is not None:
-            removal = MemoryForgottenEvent(note_ids=[each.note_id for each in notes.find_derived(source)])
+            removals = [MemoryForgottenEvent(note_ids=[each.note_id for each in notes.find_derived(source)])]
         else:
+            limit = math.inf if before is None else to_milliseconds(before)
             # A time in the future would also remove notes that are added later.
-            after_newest = notes.newest + 1
-            until = after_newest if before is None else min(to_milliseconds(before), after_newest)
-            removal = MemoryForgottenEvent(before=until)
-        removed = notes.find_removed(removal)
-        runs = {note.task_id: notes.runs[note.task_id] for note in removed}
-        removed_ids = {note.note_id for note in removed}
-        own = [task_id for task_id, run in runs.items() if run.fold.is_own and run.note_ids <= removed_ids]
-        if any(note.task_id not in own for note in removed) or notes.removes_calls(removal):
-            await self._store(notes, make_id(), removal)
+            until = round(min(limit, notes.newest + 1, time.time_ns() // 1_000_000 + 1))
+            removals = [MemoryForgottenEvent(before=until)]
+            if until < limit:
+                # Some runs are from the future, because a clock was wrong.
+                runs = [run.record for run in notes.runs.values() if run.record.updated >= until]
+                removals += [MemoryForgottenEvent(run_id=run.task_id) for run in runs if run.created < limit]
+        removed = {each.note_id: each.task_id for each in notes.find_removed(removals)}
+        runs = {task_id: notes.runs[task_id] for task_id in removed.values()}
+        own = [each for each, run in runs.items() if run.fold.is_own and run.numbers.keys() <= removed.keys()]
+        if len(own) < len(runs) or notes.find_calls(removals):
+            await self._store(owner, make_id(), *removals)
         for task_id in own:
             with suppress(UnknownRun):
                 await self._log.delete(task_id)
-            notes.drop_run(task_id)
-        await notes.refresh()
+        notes.drop_runs(own)
+        await self.load(owner)
         return len(removed)
 
     def tools(self) -> list[Tool]:
@@ -373,24 +369,31 @@ class Memory:
         if self._owns_log:
             await self._log.aclose()
 
-    async def load(self, owner: str | None) -> OwnerNotes:
-        """Return the notes of an owner, including new events in the log."""
-        key = owner or ""
-        notes = self._used.get(key)
-        if notes is None:
-            notes = self._used[key] = OwnerNotes(self._log, key, self._embed)
-        self._owners[key] = notes
-        self._owners.move_to_end(key)
-        if len(self._owners) > self._max_owners:
-            self._owners.popitem(last=False)
-        await notes.refresh()
-        return notes
+    async def load(self, owner: str | None, *, check: bool = False) -> OwnerNotes:
+        """Return the notes of an owner, including new events in the log.
 
-    async def _store(self, notes: OwnerNotes, task_id: str, *events: Event, context_id: str | None = None) -> None:
+        Args:
+            owner: Owner of the notes.
+            check: Find all deleted runs now, and not only once per minute.
+        """
+        key = owner or ""
+        while True:
+            notes = self._used.get(key)
+            if notes is None or notes.is_outdated:
+                notes = self._used[key] = OwnerNotes(self._log, key, self._embed)
+            self._owners[key] = notes
+            self._owners.move_to_end(key)
+            if len(self._owners) > self._max_owners:
+                self._owners.popitem(last=False)
+            await notes.refresh(check=check)
+            if not notes.is_outdated:
+                return notes
+
+    async def _store(self, owner: str | None, task_id: str, *events: Event, context_id: str | None = None) -> None:
         """Store events in a finished run of their own."""
-        if notes.owner:
-            validate_id(notes.owner, "owner")
+        if owner:
+            validate_id(owner, "owner")
         # Notes of the present millisecond may have been removed.
-        timestamp = max(time.time_ns() // 1_000_000, notes.removed_before)
-        stamped = make_run(task_id, context_id or task_id, notes.owner or None, timestamp, events)
+        timestamp = max(time.time_ns() // 1_000_000, (await self.load(owner)).removed_before)
+        stamped = make_run(task_id, context_id or task_id, owner or None, timestamp, events)
         await self._log.append(task_id, stamped, expected_seq=0, writer=task_id)

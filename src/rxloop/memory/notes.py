@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.memory.tool_history import RunCalls
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
+    LLMCallEvent,
     MemoryForgottenEvent,
     MemoryNotedEvent,
     MemoryRecalledEvent,
@@ -26,6 +28,7 @@ from rxloop.protocol.events import (
     normalise,
 )
 from rxloop.protocol.messages import Message
+from rxloop.protocol.step_events import PartTokens
 from rxloop.protocol.tool_events import NoteKind, NoteOrigin
 
 MAX_TEXT = 4_000
@@ -114,65 +117,84 @@ class NoteFold:
         task_id: Id of the run.
         notes: Notes in order.
         removals: Removals in order.
-        has_foreign_text: True if the history of the run contains foreign text.
+        has_foreign_text: True if the model has read foreign text in the run or in earlier runs of the conversation.
         is_own: True if a memory created the run for its notes.
         is_reflection: True if the run summarises notes.
         reflected: Ids of these notes.
         completed: Time in milliseconds at which the run was completed, or 0.
     """
 
-    def __init__(self, *, has_foreign_text: bool = False) -> None:
+    def __init__(self, earlier: NoteFold | None = None) -> None:
         """Create an empty fold.
 
         Args:
-            has_foreign_text: Whether earlier runs of the conversation contain foreign text.
+            earlier: Fold of the previous run of the conversation, if any.
         """
         self.notes: list[Note] = []
         self.removals: list[MemoryForgottenEvent] = []
-        self.has_foreign_text = has_foreign_text
+        self.has_foreign_text = earlier is not None and earlier.has_foreign_text
         self.is_own = self.is_reflection = False
         self.completed = 0
         self.reflected: list[str] = []
         self._copied = 0
+        self._is_first = earlier is None
+        """True until the first message or request, if no earlier run of the conversation is known."""
         self.task_id = self._agent = ""
 
     def add(self, events: Iterable[Event]) -> None:
         """Process the next events of the run."""
         for event in events:
+            # Nested agents and other branches pass the text on.
+            self.has_foreign_text = self.has_foreign_text or self._contains_foreign_text(event)
+            is_main = event.branch is None and event.parent_task_id is None
             match event:
-                case ToolCompleteEvent():
-                    self.has_foreign_text |= bool(event.parts) or not _OWN_RESULT.fullmatch(event.content)
-                case ServerToolEvent():
-                    self.has_foreign_text = True
-                case MemoryRecalledEvent():
-                    self.has_foreign_text |= event.foreign
-                    # Other runs must not be deleted with their sources.
-                    if event.reflection and event.parent_task_id is None and self._agent == REFLECTION:
-                        self.is_reflection = True
-                        # The prompt is not part of a conversation.
-                        self.notes = [note for note in self.notes if note.kind != "episode"]
-                        self.reflected += event.note_ids
-                # Branches are alternatives, of which only the result is part of the conversation.
-                case _ if event.branch is not None:
-                    pass
-                case MemoryNotedEvent() | MemoryForgottenEvent():
+                case MemoryNotedEvent() | MemoryForgottenEvent() if event.branch is None:
                     self._add_change(event)
-                case _ if event.parent_task_id is not None:
-                    pass
-                case TaskEvent():
+                # Branches are alternatives, of which only the result is part of the conversation.
+                case TaskEvent() if is_main:
                     self._add_task(event)
-                case StatusUpdateEvent():
+                case MemoryRecalledEvent() if event.reflection and is_main and self._agent == REFLECTION:
+                    # Other runs must not be deleted with their sources.
+                    self.is_reflection = True
+                    # The prompt is not part of a conversation.
+                    self.notes = [note for note in self.notes if note.kind != "episode"]
+                    self.reflected += event.note_ids
+                case StatusUpdateEvent() if is_main:
                     self.completed = event.timestamp if event.state == "completed" else 0
-                case _ if event.seq > self._copied:
+                # Reflections are not conversations.
+                case _ if is_main and event.seq > self._copied and not self.is_reflection:
                     self._add_message(event)
                 case _:
                     pass
+
+    def _contains_foreign_text(self, event: Event) -> bool:
+        match event:
+            case ToolCompleteEvent():
+                return bool(event.parts) or not _OWN_RESULT.fullmatch(event.content)
+            case ServerToolEvent():
+                return True
+            case MemoryRecalledEvent():
+                return event.foreign
+            case ContentCompleteEvent():
+                return bool(event.citations)
+            case TaskEvent():
+                # The runs with earlier answers, and the sources of these answers, are not known.
+                return any(message.media or message.role in ("assistant", "tool") for message in event.messages)
+            case MessageAddedEvent():
+                self._is_first = False
+                return bool(Message.user(event.content).media)
+            case LLMCallEvent(parts=PartTokens() as parts):
+                # The earlier runs of the conversation may have been deleted.
+                is_first = self._is_first and event.parent_task_id is None
+                self._is_first = self._is_first and not is_first
+                return bool(parts.workspace or (is_first and (parts.history or parts.summary)))
+            case _:
+                return False
 
     def _add_task(self, event: TaskEvent) -> None:
         self.task_id, self._agent = event.task_id, event.agent_name
         self.is_own = event.agent_name == event.initiator == AGENT and not event.messages
         self._copied = event.fork_seq or 0
-        self.has_foreign_text |= any(message.role == "tool" for message in event.messages)
         # A fork from the first event replaces the messages.
         if self._copied <= 1:
             # Clients without a log send the whole conversation with each message.
@@ -180,9 +202,6 @@ class NoteFold:
             self._add_messages(event, event.messages, first=answers[-1] + 1 if answers else 0)
 
     def _add_message(self, event: Event) -> None:
-        # Reflections are not conversations.
-        if self.is_reflection:
-            return
         if isinstance(event, MessageAddedEvent) and event.public:
             self._add_messages(event, [Message.user(event.content)])
         elif isinstance(event, ContentCompleteEvent) and event.finish_reason != "canceled" and event.content.strip():
@@ -209,10 +228,8 @@ class NoteFold:
 
     def _add_messages(self, event: Event, messages: Iterable[Message], first: int = 0) -> None:
         for index, message in enumerate(messages):
-            if index >= first and message.role == "user":
-                self.has_foreign_text |= bool(message.media)
-                if message.text.strip():
-                    self._add_episode(event, message.text, "user", index)
+            if index >= first and message.role == "user" and message.text.strip():
+                self._add_episode(event, message.text, "user", index)
 
     def _add_episode(self, event: Event, text: str, origin: NoteOrigin, index: int) -> None:
         self._append(event, note_id=make_note_id(event.cursor, index), kind="episode", text=text, origin=origin)
@@ -241,6 +258,11 @@ def removes(removal: MemoryForgottenEvent, note: Note) -> bool:
     )
 
 
+def removes_calls(removal: MemoryForgottenEvent, run: RunCalls) -> bool:
+    """Return True if the removal matches the tool calls of a run."""
+    return run.task_id == removal.run_id or run.created < (removal.before or 0)
+
+
 def make_note_id(cursor: str, index: int = 0) -> str:
     """Return the id of the note with this index in an event. It is short, because models repeat ids."""
     return sha256(f"{cursor} {index}".encode()).hexdigest()[:12]
@@ -257,6 +279,17 @@ def make_run(task_id: str, context_id: str, owner: str | None, timestamp: int, e
 
 def make_event(**fields: Any) -> MemoryNotedEvent:
     """Return the event of a note, or raise `ConfigurationError` if a field is invalid."""
+    event = _parse_event(**fields)
+    if not event.text.strip() or len(event.text) > MAX_TEXT:
+        raise ConfigurationError(f"a note must have 1 to {MAX_TEXT:,} characters, got {len(event.text):,}")
+    if event.note_kind == "episode":
+        raise ConfigurationError("kind must be one of fact, preference, decision, got 'episode'")
+    if not 0 <= event.confidence <= 1:
+        raise ConfigurationError(f"confidence must be from 0 to 1, got {event.confidence!r}")
+    return event
+
+
+def _parse_event(**fields: Any) -> MemoryNotedEvent:
     try:
         event = MemoryNotedEvent.model_validate(fields)
         normalise(event)
@@ -268,6 +301,24 @@ def make_event(**fields: Any) -> MemoryNotedEvent:
     except InvalidEvent as error:
         raise ConfigurationError(str(error)) from error
     return event
+
+
+def make_episodes(task_id: str, messages: Iterable[ImportedMessage]) -> list[MemoryNotedEvent]:
+    """Return the events of an imported conversation, or raise `ConfigurationError` if it is empty or invalid."""
+    episodes = [
+        _parse_event(
+            note_id=make_note_id(task_id, index),
+            note_kind="episode",
+            text=message.text.strip()[:MAX_TEXT],
+            origin="user",
+            author=message.author,
+            noted=None if message.time is None else to_milliseconds(message.time),
+        )
+        for index, message in enumerate(messages)
+    ]
+    if not episodes or not all(each.text for each in episodes):
+        raise ConfigurationError("a conversation must have messages, and each message a text")
+    return episodes
 
 
 def to_milliseconds(moment: datetime) -> int:

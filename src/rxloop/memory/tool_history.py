@@ -119,11 +119,11 @@ class RunCalls:
         if event.name == THINK_ALOUD:
             return
         call = ToolCallRecord(
-            name=_share(event.name),
+            name=share(event.name),
             arguments=_encode_arguments(event.call),
-            step=event.step and _share(event.step),
+            step=event.step and share(event.step),
             code="" if event.success else event.code or "error",
-            error="" if event.success else _share(event.content[:_MAX_ERROR]),
+            error="" if event.success else share(event.content[:_MAX_ERROR]),
             seconds=event.duration,
             size=len(event.content),
         )
@@ -174,7 +174,7 @@ def drop_old_calls(runs: Iterable[RunCalls], limit: int) -> int:
 
 
 @lru_cache(maxsize=1_000)
-def _share(text: str) -> str:
+def share(text: str) -> str:
     """Return an equal string that earlier calls share. Python 3.12 would never free a string from `sys.intern`."""
     return text
 
