@@ -90,7 +90,7 @@ async def test_problems_are_collected_outside_of_the_event_loop(monkeypatch: pyt
         monkeypatch.setattr(module, name, call_function)
 
     watch(problem_folds.ProblemFold, "collect")
-    watch(inspection, "encode_document")
+    watch(inspection, "encode_response")
     clerk = Agent(ScriptedModel(call("fail"), "Done."), name="clerk", tools=[fail])
     async with serve_api(clerk) as served, make_client(served.url) as ann:
         task_id = (await ann.post("/runs?wait=10", json={"input": "Go"})).json()["taskId"]

@@ -191,23 +191,6 @@ async def test_range_returns_its_events_and_ends() -> None:
     assert len(only_to.text.splitlines()) == 2
 
 
-async def test_range_shortens_long_texts_if_requested() -> None:
-    log = MemoryEventLog()
-    result = {"text": "x" * 90, "image": {"mediaType": "image/png", "data": "A" * 90}, "list": ["y" * 31, "z"]}
-    envelope: dict[str, Any] = {"task_id": "long", "context_id": "talk", "attempt": 1}
-    task = TaskEvent(seq=1, messages=[], model="m", agent_name="clerk", owner="ann", **envelope)
-    await log.append("long", [task, CustomEvent(seq=2, name="page", data=result, **envelope)], expected_seq=0)
-    lines = {"accept": "application/x-ndjson"}
-    async with serve_api(make_clerk(), log=log) as served, make_client(served.url) as ann:
-        short = await ann.get("/runs/long/events?from=2&to=2&maxText=30", headers=lines)
-        whole = await ann.get("/runs/long/events?from=2&to=2", headers=lines)
-        refused = await ann.get("/runs/long/events?from=1&maxText=0", headers=lines)
-    kept = {"text": "x" * 30 + "\u2026", "image": result["image"], "list": ["y" * 30 + "\u2026", "z"]}
-    assert whole.json()["data"] == result
-    assert short.json() == {**whole.json(), "data": kept, "omitted": 61}
-    assert list(refused.json()["error"]["fields"]) == ["maxText"]
-
-
 async def test_range_of_an_active_run_ends() -> None:
     started = asyncio.Event()
 

@@ -47,7 +47,13 @@ class Inspection:
     _requests: Requests
 
     async def state(
-        self, task_id: str, seq: int | None = None, *, messages_from: int | None = None, internal: bool = False
+        self,
+        task_id: str,
+        seq: int | None = None,
+        *,
+        messages_from: int | None = None,
+        max_text: int | None = None,
+        internal: bool = False,
     ) -> StateInfo:
         """Return a run's state, including messages, open calls and questions.
 
@@ -55,12 +61,15 @@ class Inspection:
             task_id: Task id.
             seq: Number of the last event to apply. The default is the newest one.
             messages_from: Index of the first message to include. `message_count` then includes the earlier messages.
+            max_text: Number of characters to which long texts, lists and objects are shortened, at least 256.
+                `omitted` contains the shortened values.
             internal: Whether to include internal data, if allowed.
 
         Raises:
             ApiError: If the run or event does not exist, or the request fails.
         """
-        query = {"seq": seq, "messagesFrom": messages_from, "visibility": "all" if internal else None}
+        visibility = "all" if internal else None
+        query = {"seq": seq, "messagesFrom": messages_from, "maxText": max_text, "visibility": visibility}
         return await self._requests.get(StateInfo, f"{make_run_path(task_id)}/state", query)
 
     async def outline(
@@ -81,7 +90,13 @@ class Inspection:
         return await self._requests.get(Outline, f"{make_run_path(task_id)}/outline", query)
 
     async def events(
-        self, task_id: str, first: int = 1, last: int | None = None, *, internal: bool = False
+        self,
+        task_id: str,
+        first: int = 1,
+        last: int | None = None,
+        *,
+        max_text: int | None = None,
+        internal: bool = False,
     ) -> list[AnyEvent]:
         """Return recorded durable events of a run, without waiting for further events.
 
@@ -92,12 +107,14 @@ class Inspection:
             task_id: Task id.
             first: `seq` of the first event.
             last: `seq` of the last event. By default, the newest one.
+            max_text: Number of characters to which long texts, lists and objects are shortened, at least 256.
+                `event.metadata["rxloop.omitted"]` contains the shortened values.
             internal: Whether to include internal data, if allowed.
 
         Raises:
             ApiError: If the run does not exist, or the request fails.
         """
-        query = {"from": first, "to": last, "visibility": "all" if internal else None}
+        query = {"from": first, "to": last, "maxText": max_text, "visibility": "all" if internal else None}
         return cast("list[AnyEvent]", await self._requests.events(f"{make_run_path(task_id)}/events", query))
 
     async def problems(self, task_id: str, *, internal: bool = False) -> list[RunProblem]:
@@ -130,18 +147,22 @@ class Inspection:
         query = {"after": after or None, "limit": limit, "visibility": "all" if internal else None}
         return await self._requests.get(RequestList, f"{make_run_path(task_id)}/requests", query)
 
-    async def model_request(self, task_id: str, seq: int, *, internal: bool = False) -> SentRequest:
+    async def model_request(
+        self, task_id: str, seq: int, *, max_text: int | None = None, internal: bool = False
+    ) -> SentRequest:
         """Return a request as it was sent to the model, after all operators and compressors.
 
         Args:
             task_id: Task id.
             seq: `seq` of the `llm-call` event.
+            max_text: Number of characters to which long texts, lists and objects are shortened, at least 256.
+                `omitted` contains the shortened values.
             internal: Whether to include the system prompt, tools and other internal data, if allowed.
 
         Raises:
             ApiError: If the run or the event does not exist, or the request fails.
         """
-        query = {"visibility": "all" if internal else None}
+        query = {"maxText": max_text, "visibility": "all" if internal else None}
         return await self._requests.get(SentRequest, f"{make_run_path(task_id)}/requests/{seq}", query)
 
     async def search(

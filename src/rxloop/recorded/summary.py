@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
@@ -23,10 +23,10 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.protocol.http_api import StateInfo
+from rxloop.protocol.http_api import RunInfo, StateInfo
 from rxloop.protocol.http_api.inspection import RunProblem
 from rxloop.protocol.messages import Message, public_question
-from rxloop.protocol.visibility import redact_error, select_public_messages
+from rxloop.protocol.visibility import PUBLIC_METADATA, redact_error, select_public_messages
 from rxloop.recorded.follow import read_chunks
 from rxloop.recorded.problems import ProblemFold
 from rxloop.state.run_state import RunState
@@ -236,6 +236,30 @@ def _list_passages(event: Event | None) -> Iterator[str]:
 
 
 # -- state
+
+
+def make_run_info(record: RunRecord, **fields: Any) -> RunInfo:
+    """Convert the record of a run to its JSON model.
+
+    Args:
+        record: Record of the run.
+        **fields: Further fields, or other values of fields.
+    """
+    values: dict[str, Any] = {
+        "task_id": record.task_id,
+        "context_id": record.context_id,
+        "agent": record.agent_name,
+        "state": record.state,
+        "attempt": record.attempt,
+        "seq": record.seq,
+        "cursor": record.cursor,
+        "created": record.created,
+        "updated": record.updated,
+        "metadata": dict(record.metadata.get(PUBLIC_METADATA) or {}),
+        "usage": record.usage,
+        "error": None if record.error is None else redact_error(record.error, None),
+    }
+    return RunInfo(**{**values, **fields})
 
 
 def make_state_info(task_id: str, seq: int, state: RunState, messages: Sequence[Message] | None = None) -> StateInfo:

@@ -162,11 +162,12 @@ async def test_readers_without_the_scope_see_that_parts_are_hidden(page: Page) -
     ],
 )
 async def test_selected_text_survives_a_hundred_events(page: Page, address: str, text: str) -> None:
-    go_on, asked, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    reached, go_on, asked, released = (asyncio.Event() for _ in range(4))
 
     @tool
     async def tick(ctx: RunContext[Any]) -> str:
         """Publish a hundred events."""
+        reached.set()
         await go_on.wait()
         for number in range(100):
             ctx.emit(CustomEvent(name="tick", data=number))
@@ -183,6 +184,7 @@ async def test_selected_text_survives_a_hundred_events(page: Page, address: str,
     app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
     async with runtime, serve_app(app) as url:
         run = await runtime.start("clerk", "A text to select.")
+        await reached.wait()
         await page.goto(f"{url}/view/#/r/{run.task_id}{address}")
         selected = page.locator(text).first
         await expect(selected).to_have_text("A text to select.")

@@ -299,6 +299,9 @@ class StateInfo(Wire):
     content: str
     """Newest answer, possibly partial."""
     usage: Usage
+    omitted: dict[str, int] = Field(default_factory=dict[str, int], exclude_if=is_empty)
+    """Shortened values by their JSON Pointer: number of omitted characters of a text, or of omitted values of a list or
+    object. Only with `maxText`."""
 
 
 class MessageList(Wire):

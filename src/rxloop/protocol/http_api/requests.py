@@ -124,6 +124,9 @@ class SentRequest(Wire):
     """`seq` of the `content-complete` event."""
     previous: int | None = Field(default=None, exclude_if=is_missing)
     """`seq` of the previous request of the branch, to which `change` refers."""
+    omitted: dict[str, int] = Field(default_factory=dict[str, int], exclude_if=is_empty)
+    """Shortened values by their JSON Pointer: number of omitted characters of a text, or of omitted values of a list or
+    object. Only with `maxText`."""
 
 
 class RequestRow(Wire):

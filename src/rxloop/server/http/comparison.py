@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from rxloop.operators.views.compare import filter_comparable
@@ -19,7 +21,7 @@ from rxloop.recorded.diff import RunCost, RunSide, compare_runs
 from rxloop.recorded.pairs import EqualEvents, EventPair, fold_equal_pairs, pair_events
 from rxloop.server.core.computations import WholeRuns
 from rxloop.server.core.errors import Refused
-from rxloop.server.http.inspection import encode_document
+from rxloop.server.http.inspection import encode_response
 from rxloop.server.http.requests import ApiCall, DiffQuery
 from rxloop.storage.conversation import conversation
 
@@ -48,8 +50,7 @@ async def diff(call: ApiCall[None, DiffQuery]) -> Response:
         async with call.gateway.computations.hold_runs(call.principal.id) as runs:
             a = await _read_side(log, runs, record, internal=internal)
             b = await _read_side(log, runs, other, internal=internal)
-            body, headers = await runs.compute(partial(_respond, a, b))
-    return Response(body, headers=headers, media_type="application/json")
+            return await runs.compute(partial(_respond, call.request, a, b))
 
 
 async def _read_side(log: EventLog, runs: WholeRuns, record: RunRecord, *, internal: bool) -> _Side:
@@ -59,8 +60,8 @@ async def _read_side(log: EventLog, runs: WholeRuns, record: RunRecord, *, inter
     return _Side(record, events, before if internal else select_public_messages(before))
 
 
-def _respond(a: _Side, b: _Side) -> tuple[bytes, dict[str, str]]:
-    """Return the response and its headers. For long runs, this takes seconds."""
+def _respond(request: Request, a: _Side, b: _Side) -> Response:
+    """Return the response. For long runs, this takes seconds."""
     found = compare_runs(a.events, b.events, a.before, b.before)
     lines = (filter_comparable(a.events), filter_comparable(b.events))
     pairs: list[ComparedEvents] = []
@@ -79,7 +80,7 @@ def _respond(a: _Side, b: _Side) -> tuple[bytes, dict[str, str]]:
         pairs=pairs,
         more=more,
     )
-    return encode_document(comparison, compress=False)
+    return encode_response(comparison, request)
 
 
 def _convert_pair(pair: EventPair | EqualEvents) -> ComparedEvents:
@@ -107,10 +108,4 @@ def _convert_side(side: RunSide, record: RunRecord) -> ComparedRun:
 
 
 def _convert_cost(cost: RunCost) -> ComparedCost:
-    return ComparedCost(
-        model_calls=cost.model_calls,
-        tool_calls=cost.tool_calls,
-        usage=cost.usage,
-        seconds=cost.seconds,
-        dollars=cost.dollars,
-    )
+    return ComparedCost(**asdict(cost))

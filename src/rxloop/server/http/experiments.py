@@ -78,8 +78,7 @@ async def experiments(call: ApiCall[None, ExperimentsQuery]) -> Response:
                 # Runs of judges have no variant.
                 if call.principal.may_see(record) and _read_label(record, "variant") is not None:
                     runs.setdefault(str(record.metadata.get(METADATA_KEY)), []).append(record)
-        page = await call.gateway.runtime.log.local.get(Outlines).compute(partial(_make_page, runs, next_cursor))
-        return await respond_in_thread(call, page)
+        return await respond_in_thread(call, partial(_make_page, runs, next_cursor))
 
 
 def _make_page(runs: Mapping[str, Sequence[RunRecord]], next_cursor: str | None) -> ExperimentPage:
@@ -110,7 +109,7 @@ async def experiment(call: ApiCall[None, Query]) -> Response:
         if report is not None:
             report, titles = await compute(partial(_select_trials, report, records))
         titles = await _add_titles(call, records, titles)
-        return await respond_in_thread(call, await compute(partial(_make_info, name, records, report, titles)))
+        return await respond_in_thread(call, partial(_make_info, name, records, report, titles))
 
 
 async def _list_records(call: ApiCall[None, Any], name: str) -> list[RunRecord]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -31,7 +30,8 @@ from rxloop.recorded.problems import find_severest
 from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.search import make_pattern, search_events
 from rxloop.recorded.summary import RunSummary
-from rxloop.server.http.inspection import Outlines, check_kinds, respond_in_thread
+from rxloop.server.http.inspection import Outlines, respond_in_thread
+from rxloop.server.http.operations import check_kinds
 from rxloop.server.http.requests import (
     ApiCall,
     RecentProblemsQuery,
@@ -71,7 +71,7 @@ async def problems(call: ApiCall[None, VisibilityQuery]) -> Response:
     with call.gateway.reserve_stream(call.principal):
         _, found = await _find_problems(call.gateway.runtime.log, record, internal=internal)
         problem_list = ProblemList(task_id=record.task_id, seq=record.seq, problems=found)
-        return await respond_in_thread(call, problem_list)
+        return await respond_in_thread(call, lambda: problem_list)
 
 
 async def recent_problems(call: ApiCall[None, RecentProblemsQuery]) -> Response:
@@ -215,9 +215,8 @@ class _Search:
             Refused: An event kind does not exist.
         """
         check_kinds(kinds)
-        self._log, self._kinds = log, kinds
-        self._pattern: re.Pattern[str] = make_pattern(query.q)
-        self._is_internal = query.visibility == "all"
+        self._log, self._pattern = log, make_pattern(query.q)
+        self._options: dict[str, Any] = {"kinds": kinds, "internal": query.visibility == "all"}
         self._deadline = asyncio.get_running_loop().time() + SEARCH_SECONDS
 
     @property
@@ -235,11 +234,7 @@ class _Search:
 
         def add(events: Sequence[Event]) -> int:
             for event in events:
-                hits.extend(
-                    search_events(
-                        (event,), self._pattern, record.task_id, kinds=self._kinds, internal=self._is_internal
-                    )
-                )
+                hits.extend(search_events((event,), self._pattern, record.task_id, **self._options))
                 if len(hits) >= limit:
                     return event.seq
             return events[-1].seq

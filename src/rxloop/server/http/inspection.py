@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from hashlib import sha256
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
-import orjson
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +17,6 @@ from starlette.responses import Response
 from rxloop._version import __version__
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import Event
 from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions
 from rxloop.recorded.follow import is_over, read_chunks, read_first
@@ -29,6 +27,7 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.request_slots import check_connected
 from rxloop.server.core.stream import INTERNAL
 from rxloop.server.http import operations
+from rxloop.server.http.omissions import shorten_document, shorten_event
 from rxloop.server.http.requests import (
     ApiCall,
     EventsQuery,
@@ -50,9 +49,6 @@ MAX_RANGE = 400
 
 _MAX_RANGE_BYTES = 8 << 20
 """Maximum size of a range in bytes, unless it has a single event."""
-
-_MAX_DEPTH = 50
-"""Depth of JSON values below which texts are not shortened."""
 
 _MIN_COMPRESSED = 1_000
 """Size in bytes from which responses are compressed."""
@@ -110,9 +106,7 @@ async def outline(call: ApiCall[None, OutlineQuery]) -> Response:
         outlines.put(task_id, fold.state)
         final = last == record.seq and await is_over(log, record)
         make_page = partial(fold.make_page, task_id, seq=record.seq, final=final)
-        compress = accepts_gzip(call.request)
-        body, headers = await outlines.compute(lambda: encode_document(make_page(), compress=compress))
-    return Response(body, headers=headers, media_type="application/json")
+        return await respond_in_thread(call, make_page)
 
 
 async def _find_state(log: EventLog, outlines: Outlines, task_id: str, after: int) -> OutlineState:
@@ -132,25 +126,27 @@ async def _add_events(log: EventLog, fold: OutlineFold | ProblemFold, task_id: s
             await outlines.compute(partial(fold.add, chunk))
 
 
-def encode_document(model: BaseModel, *, compress: bool) -> tuple[bytes, dict[str, str]]:
-    """Encode a response to JSON. Return the body and the headers.
+def encode_response(model: BaseModel, request: Request, max_text: int | None = None) -> Response:
+    """Encode a response to JSON, and compress it if the client accepts gzip.
 
     Args:
         model: Response.
-        compress: Whether the client accepts gzip.
+        request: HTTP request.
+        max_text: Number of characters to which long values are shortened, if any.
     """
-    body = model.model_dump_json(by_alias=True).encode()
+    body = shorten_document(model.model_dump_json(by_alias=True).encode(), max_text)
     headers = {"cache-control": "no-store", "vary": "accept-encoding"}
-    if compress and len(body) >= _MIN_COMPRESSED:
-        return gzip.compress(body, 5, mtime=0), {**headers, "content-encoding": "gzip"}
-    return body, headers
-
-
-async def respond_in_thread(call: ApiCall[Any, Any], model: BaseModel) -> Response:
-    """Encode a large response outside of the event loop."""
-    encode = partial(encode_document, model, compress=accepts_gzip(call.request))
-    body, headers = await call.gateway.runtime.log.local.get(Outlines).compute(encode)
+    if len(body) >= _MIN_COMPRESSED and accepts_gzip(request):
+        body, headers["content-encoding"] = gzip.compress(body, 5, mtime=0), "gzip"
     return Response(body, headers=headers, media_type="application/json")
+
+
+async def respond_in_thread(
+    call: ApiCall[Any, Any], make: Callable[[], BaseModel], max_text: int | None = None
+) -> Response:
+    """Make and encode a large response outside of the event loop."""
+    compute = call.gateway.runtime.log.local.get(Outlines).compute
+    return await compute(lambda: encode_response(make(), call.request, max_text))
 
 
 def accepts_gzip(request: Request) -> bool:
@@ -172,18 +168,8 @@ async def events(call: ApiCall[None, EventsQuery]) -> Response:
     if query.after is not None or query.speed is not None or call.request.headers.get("last-event-id"):
         fields = {"from": "cannot be combined with a cursor or a speed"}
         raise Refused(422, "invalid", "a range of events cannot be combined with a cursor or a speed", fields=fields)
-    check_kinds(query.kinds)
+    operations.check_kinds(query.kinds)
     return await _read_range(call, record)
-
-
-def check_kinds(kinds: Sequence[str] | None) -> None:
-    """Check that event kinds exist.
-
-    Raises:
-        Refused: If a kind does not exist.
-    """
-    if kinds is not None and (unknown := [kind for kind in kinds if kind not in EVENT_TYPES]):
-        raise Refused(422, "invalid", "some event kinds do not exist", fields={"kinds": ", ".join(unknown)})
 
 
 async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Response:
@@ -202,7 +188,7 @@ async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Re
         for event in map(choose, events):
             if event is not None:
                 frame = encode(event)
-                frames.append(frame if max_text is None or len(frame) <= max_text else shorten_texts(frame, max_text))
+                frames.append(frame if max_text is None or len(frame) <= max_text else shorten_event(frame, max_text))
                 size += len(frames[-1])
                 if size >= _MAX_RANGE_BYTES:
                     return True
@@ -221,30 +207,6 @@ async def _read_range(call: ApiCall[None, EventsQuery], record: RunRecord) -> Re
     if tag in (each.strip().removeprefix("W/") for each in call.request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers, media_type=writer.media_type)
-
-
-def shorten_texts(line: bytes, limit: int) -> bytes:
-    """Shorten long texts in a line of JSON, and add the number of omitted characters as `omitted`.
-
-    Base64 data is not shortened, because it could not be decoded.
-    """
-    omitted = 0
-
-    def shorten(value: Any, depth: int = 0) -> Any:
-        nonlocal omitted
-        if isinstance(value, str) and len(value) > limit:
-            omitted += len(value) - limit
-            return f"{value[:limit]}\u2026"
-        if depth == _MAX_DEPTH or not isinstance(value, dict | list):
-            return value
-        if isinstance(value, list):
-            return [shorten(each, depth + 1) for each in cast("list[Any]", value)]
-        fields = cast("dict[str, Any]", value)
-        kept = {"data"} if fields.keys() & {"mediaType", "encoding"} else set[str]()
-        return {name: each if name in kept else shorten(each, depth + 1) for name, each in fields.items()}
-
-    fields = shorten(orjson.loads(line))
-    return orjson.dumps(fields | {"omitted": omitted}) + b"\n" if omitted else line
 
 
 async def state(call: ApiCall[None, StateQuery]) -> Response:
@@ -268,7 +230,7 @@ async def state(call: ApiCall[None, StateQuery]) -> Response:
             # Messages are only added, so their indexes do not change.
             later = {"messages": info.messages[start:], "message_count": len(info.messages)}
             info = info.model_copy(update=later)
-        return write_json(info)
+        return encode_response(info, call.request, query.max_text)
 
     gateway = call.gateway
     with gateway.reserve_stream(call.principal):

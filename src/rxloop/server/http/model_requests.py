@@ -7,13 +7,13 @@ from functools import partial
 
 from starlette.responses import Response
 
-from rxloop.protocol.http_api.requests import RequestList
+from rxloop.protocol.http_api.requests import RequestList, SentRequest
 from rxloop.recorded.follow import read_chunks
 from rxloop.recorded.request import RequestFold
 from rxloop.recorded.requests import RequestListFold
 from rxloop.server.core.errors import Refused
-from rxloop.server.http.inspection import Outlines, accepts_gzip, encode_document
-from rxloop.server.http.requests import ApiCall, RequestsQuery, VisibilityQuery
+from rxloop.server.http.inspection import Outlines, respond_in_thread
+from rxloop.server.http.requests import ApiCall, RequestsQuery, SentRequestQuery
 from rxloop.storage.conversation import conversation
 
 
@@ -30,17 +30,14 @@ async def model_requests(call: ApiCall[None, RequestsQuery]) -> Response:
             async for chunk in chunks:
                 await compute(partial(fold.add, chunk))
 
-        def encode() -> tuple[bytes, dict[str, str]]:
+        def make_page() -> RequestList:
             rows = fold.make_rows()
-            following = rows[-1].seq if fold.is_full else None
-            page = RequestList(task_id=task_id, seq=seq, requests=rows, next=following)
-            return encode_document(page, compress=accepts_gzip(call.request))
+            return RequestList(task_id=task_id, seq=seq, requests=rows, next=rows[-1].seq if fold.is_full else None)
 
-        body, headers = await compute(encode)
-    return Response(body, headers=headers, media_type="application/json")
+        return await respond_in_thread(call, make_page)
 
 
-async def model_request(call: ApiCall[None, VisibilityQuery]) -> Response:
+async def model_request(call: ApiCall[None, SentRequestQuery]) -> Response:
     """Return a request as it was sent to the model."""
     record, internal = await call.record(), call.query.visibility == "all"
     call.check_visibility(call.query.visibility)
@@ -58,12 +55,10 @@ async def model_request(call: ApiCall[None, VisibilityQuery]) -> Response:
                 if fold.is_complete or (chunk[-1].seq >= seq and not fold.is_found):
                     break
 
-        def encode() -> tuple[bytes, dict[str, str]] | None:
+        def make_request() -> SentRequest:
             request = fold.make_request(task_id, seq)
-            return None if request is None else encode_document(request, compress=accepts_gzip(call.request))
+            if request is None:
+                raise missing
+            return request
 
-        encoded = await compute(encode)
-    if encoded is None:
-        raise missing
-    body, headers = encoded
-    return Response(body, headers=headers, media_type="application/json")
+        return await respond_in_thread(call, make_request, call.query.max_text)

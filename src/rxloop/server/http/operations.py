@@ -61,8 +61,7 @@ async def events(call: ApiCall[None, EventsQuery]) -> Response:
     call.gateway.check_stream(call.principal)
     query, record = call.query, await call.record()
     writer = choose_event_format(call.request)
-    if query.kinds is not None and (unknown := [kind for kind in query.kinds if kind not in EVENT_TYPES]):
-        raise Refused(422, "invalid", "some event kinds do not exist", fields={"kinds": ", ".join(unknown)})
+    check_kinds(query.kinds)
     call.check_visibility(query.visibility)
     last = call.request.headers.get("last-event-id")
     if last:
@@ -72,6 +71,16 @@ async def events(call: ApiCall[None, EventsQuery]) -> Response:
     if not await has_more(call.gateway, record, query):
         return Response(status_code=204, headers={"cache-control": "no-store"})
     return await stream_events(call, record, query, writer)
+
+
+def check_kinds(kinds: Sequence[str] | None) -> None:
+    """Check that event kinds exist.
+
+    Raises:
+        Refused: If a kind does not exist.
+    """
+    if kinds is not None and (unknown := [kind for kind in kinds if kind not in EVENT_TYPES]):
+        raise Refused(422, "invalid", "some event kinds do not exist", fields={"kinds": ", ".join(unknown)})
 
 
 async def stream_events(

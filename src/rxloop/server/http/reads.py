@@ -31,10 +31,11 @@ from rxloop.protocol.http_api import (
     RunPage,
 )
 from rxloop.protocol.messages import public_question
-from rxloop.protocol.visibility import PUBLIC_METADATA, redact_error
+from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.follow import FINAL_STATES
 from rxloop.recorded.questions import IDLE_STATES, RunStatus, list_pending, read_status
 from rxloop.recorded.replay import history
+from rxloop.recorded.summary import make_run_info
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
 from rxloop.server.core.stream import read_to_end, wait_disconnected
@@ -127,22 +128,11 @@ async def make_info(call: ApiCall[Any, Any], record: RunRecord, last: StatusUpda
 
 def make_short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
     """Return a run's state without reading events."""
-    return RunInfo(
-        task_id=record.task_id,
-        context_id=record.context_id,
-        agent=record.agent_name,
+    return make_run_info(
+        record,
         owner=record.owner if "others" in call.principal.scopes else None,
-        state=record.state,
-        attempt=record.attempt,
-        seq=record.seq,
         deltas=get_delta_availability(call.gateway, record),
-        cursor=record.cursor,
-        created=record.created,
-        updated=record.updated,
         events=call.path("runs", record.task_id, "events"),
-        metadata=dict(record.metadata.get(PUBLIC_METADATA) or {}),
-        usage=record.usage,
-        error=None if record.error is None else redact_error(record.error, None),
     )
 
 

@@ -130,6 +130,10 @@ Visibility = Literal["public", "all"]
 _Seq = Annotated[int, Field(ge=1, le=2**53)]
 
 
+_MaxText = Annotated[int, Field(ge=256, le=2**53)] | None
+"""Number of characters to which long values are shortened. All ids and names of kinds are shorter."""
+
+
 class EventsQuery(Query):
     """Query parameters for an event stream."""
 
@@ -139,8 +143,8 @@ class EventsQuery(Query):
     """`seq` of the first event of a range. The response then contains at most 400 recorded events, and ends."""
     last: _Seq | None = Field(default=None, alias="to")
     """`seq` of the last event of a range."""
-    max_text: Annotated[int, Field(ge=1)] | None = None
-    """Number of characters from which texts of a range of JSON lines are shortened."""
+    max_text: _MaxText = None
+    """Number of characters to which long texts, lists and objects of a range of JSON lines are shortened."""
     kinds: Annotated[list[str], BeforeValidator(_split_list), Field(min_length=1)] | None = None
     visibility: Visibility = "public"
     branch: Annotated[str, Field(max_length=128)] | None = None
@@ -225,6 +229,8 @@ class StateQuery(Query):
     """Sequence number of the last event to include; defaults to the latest event."""
     messages_from: Annotated[int, Field(ge=0, le=2**53)] | None = None
     """Index of the first message to include. A client that has the earlier messages does not need them again."""
+    max_text: _MaxText = None
+    """Number of characters to which long texts, lists and objects are shortened."""
     visibility: Visibility = "public"
 
 
@@ -242,6 +248,13 @@ class VisibilityQuery(Query):
     """Query parameters for data that may include internal data."""
 
     visibility: Visibility = "public"
+
+
+class SentRequestQuery(VisibilityQuery):
+    """Query parameters for a model request."""
+
+    max_text: _MaxText = None
+    """Number of characters to which long texts, lists and objects are shortened."""
 
 
 class RequestsQuery(VisibilityQuery):

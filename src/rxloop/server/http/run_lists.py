@@ -168,9 +168,8 @@ _LIST_WRITER = FrameWriter[tuple[str, BaseModel]](
 async def _stream_runs(call: ApiCall[None, RunsQuery]) -> Response:
     """Stream a page of runs, and then each run that is new or has changed."""
     if call.query.q is not None:
-        raise Refused(
-            422, "invalid", "a live list cannot be searched", fields={"q": "cannot be combined with a stream"}
-        )
+        fields = {"q": "cannot be combined with a stream"}
+        raise Refused(422, "invalid", "a live list cannot be searched", fields=fields)
     call.gateway.check_stream(call.principal)
     hold, watch = ReadOnlyHold(), _Watch(call)
     # Read the page before the response starts, so that errors have a status.
@@ -212,12 +211,8 @@ class _Watch:
 
     async def _read_newest(self) -> Sequence[RunRecord]:
         # A run must also be found after it has left the requested state.
-        filters: dict[str, Any] = {
-            **_make_filters(self._call),
-            "states": None,
-            "unfinished": False,
-            "limit": MAX_WATCHED,
-        }
+        limits: dict[str, Any] = {"states": None, "unfinished": False, "limit": MAX_WATCHED}
+        filters = _make_filters(self._call) | limits
         if self._call.query.owner not in (None, _find_owner(self._call)):
             return []
         records = await read_log(self._call.gateway.runtime.log.list_runs, **filters)

@@ -6,6 +6,7 @@ import gzip
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -22,13 +23,13 @@ from rxloop.protocol.http_api import RunInfo
 from rxloop.protocol.http_api.inspection import AccessInfo, LogInfo, Permissions
 from rxloop.protocol.http_api.requests import SentRequest
 from rxloop.protocol.messages import Message
-from rxloop.protocol.visibility import PUBLIC_METADATA, list_public_forms, redact_error
+from rxloop.protocol.visibility import list_public_forms
 from rxloop.recorded.export import Form, export_text, select_events
 from rxloop.recorded.outline import OutlineFold, OutlineState
 from rxloop.recorded.problems import ProblemFold
 from rxloop.recorded.request import RequestFold
 from rxloop.recorded.requests import RequestListFold
-from rxloop.recorded.summary import SummaryFold, make_state_info, redact_state
+from rxloop.recorded.summary import SummaryFold, make_run_info, make_state_info, redact_state
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState, initial_state
 
@@ -204,12 +205,8 @@ def _list_blocks(
     yield "outline", b"[%b]" % b",".join(pages)
     yield "problems", orjson.dumps([_dump(each) for each in problems.collect(record.task_id)])
     for start in range(0, len(events), BLOCK_EVENTS):
-        shown = (
-            event.to_json(public=not internal)
-            for event in events[start : start + BLOCK_EVENTS]
-            if internal or event.to_public() is not None
-        )
-        yield f"events-{events[start].seq}", b"\n".join(shown)
+        shown = select_events(events[start : start + BLOCK_EVENTS], internal=internal)
+        yield f"events-{events[start].seq}", b"\n".join(event.to_json(public=not internal) for event in shown)
     texts = _Texts()
     yield "states", orjson.dumps(_list_states(record.task_id, events, texts, internal=internal))
     yield from _list_requests(record.task_id, events, before, texts, internal=internal)
@@ -317,33 +314,16 @@ def _dump(model: BaseModel) -> object:
 def _make_info(record: RunRecord, events: Sequence[Event]) -> RunInfo:
     fold = SummaryFold()
     fold.add(events)
-    summary = fold.make_summary(record.task_id)
     last = events[-1].to_public()
     end = last if isinstance(last, StatusUpdateEvent) and last.final else None
-    return RunInfo(
-        task_id=record.task_id,
-        context_id=record.context_id,
-        agent=record.agent_name,
-        state=record.state,
-        attempt=record.attempt,
+    return make_run_info(
+        record,
         seq=events[-1].seq,
         deltas="none",
-        cursor=record.cursor,
-        created=record.created,
-        updated=record.updated,
         events="",
-        metadata=dict(record.metadata.get(PUBLIC_METADATA) or {}),
         content=end and end.content,
         reason=end and end.reason,
         finish_reason=end and end.finish_reason,
-        usage=record.usage,
-        error=None if record.error is None else redact_error(record.error, None),
         model=record.model or None,
-        title=summary.title,
-        seconds=summary.seconds,
-        calls=summary.calls,
-        problems=summary.problems,
-        token_rate=summary.token_rate,
-        dollars=summary.dollars,
-        fork_of=summary.fork_of,
+        **asdict(fold.make_summary(record.task_id)),
     )

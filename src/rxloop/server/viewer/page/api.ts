@@ -4,12 +4,16 @@ import { readFrames, type Frame } from './frames.ts';
 import type {
   AccessInfo as Me, AgentList, Outline as OutlinePage, ProblemList, RequestList, RunComparison, RunInfo, RunPage, SentRequest, StateInfo, SearchPage,
 } from './http_api.d.ts';
+import { noteOmissions, OMITTED } from './omissions.ts';
 import type { Event } from './outline.ts';
 import { parseFileName } from './share.ts';
 
 export type {
   AccessInfo as Me, AgentInfo, ProblemPage, RunInfo, RunProblem as Problem, SearchHit as Hit, SearchResults,
 } from './http_api.d.ts';
+
+/** Longer texts, lists and objects are fetched completely only if the reader asks for them. */
+const MAX_TEXT = 65_536;
 
 export class ApiError extends Error {
   constructor(readonly status: number, readonly code: string, message: string, readonly fields: Record<string, string> = {}) {
@@ -50,16 +54,16 @@ export class Api {
   outline = (id: string, after: number, visibility = this.visibility): Promise<OutlinePage> =>
     this.get(`runs/${encodeURIComponent(id)}/outline`, { after, limit: 20_000, visibility });
 
-  sentRequest = (id: string, seq: number): Promise<SentRequest> =>
-    this.get(`runs/${encodeURIComponent(id)}/requests/${seq}`, { visibility: this.visibility });
+  sentRequest = (id: string, seq: number, isWhole: boolean): Promise<SentRequest> =>
+    this.getShort(`runs/${encodeURIComponent(id)}/requests/${seq}`, {}, isWhole);
 
   sentRequests = (id: string, after: number): Promise<RequestList> =>
     this.get(`runs/${encodeURIComponent(id)}/requests`, { after, visibility: this.visibility });
 
   problems = (id: string): Promise<ProblemList> => this.get(`runs/${encodeURIComponent(id)}/problems`, { visibility: this.visibility });
 
-  state = (id: string, seq: number, messagesFrom: number): Promise<StateInfo> =>
-    this.get(`runs/${encodeURIComponent(id)}/state`, { seq, messagesFrom, visibility: this.visibility });
+  state = (id: string, seq: number, messagesFrom: number, isWhole: boolean): Promise<StateInfo> =>
+    this.getShort(`runs/${encodeURIComponent(id)}/state`, { seq, messagesFrom }, isWhole);
 
   search = (id: string, q: string, after: number, limit: number): Promise<SearchPage> =>
     this.get(`runs/${encodeURIComponent(id)}/search`, { q, after, limit, visibility: this.visibility });
@@ -84,9 +88,15 @@ export class Api {
 
   cancel = (id: string, reason: string): Promise<RunInfo> => this.post(`runs/${encodeURIComponent(id)}/cancel`, reason ? { reason } : {});
 
-  /** Return the events with a `seq` in a range. Longer texts are shortened, and `omitted` is the number of missing characters. */
-  async events(id: string, from: number, to: number, maxText = 0): Promise<Event[]> {
-    const query = { from, to, visibility: this.visibility, ...(maxText && { maxText }) };
+  /** Return a document, whose long values are shortened unless `isWhole` is set. */
+  private async getShort<T extends { omitted?: Record<string, number> }>(path: string, query: Record<string, number>, isWhole: boolean): Promise<T> {
+    const document = await this.get<T>(path, { ...query, visibility: this.visibility, ...(!isWhole && { maxText: MAX_TEXT }) });
+    return noteOmissions(document, document.omitted);
+  }
+
+  /** Return the events with a `seq` in a range. Their long values are shortened unless `isWhole` is set. */
+  async events(id: string, from: number, to: number, isWhole: boolean): Promise<Event[]> {
+    const query = { from, to, visibility: this.visibility, ...(!isWhole && { maxText: MAX_TEXT }) };
     const response = await this.request(`runs/${encodeURIComponent(id)}/events`, query, 'application/x-ndjson');
     if (response.status === 204) return [];
     return parseLines(await response.text());
@@ -129,7 +139,10 @@ export class Api {
 }
 
 function parseLines(text: string): Event[] {
-  return text.split('\n').filter(line => line.trim()).map(line => JSON.parse(line) as Event);
+  return text.split('\n').filter(line => line.trim()).map(line => {
+    const event = JSON.parse(line) as Event;
+    return noteOmissions(event, event.metadata?.[OMITTED] as Record<string, number> | undefined);
+  });
 }
 
 export interface Follower {

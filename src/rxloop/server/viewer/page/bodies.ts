@@ -3,6 +3,7 @@
 import { effect, signal } from '@preact/signals';
 import type { ApiError } from './api.ts';
 import { HIDDEN_KIND } from './kinds.ts';
+import { omissionOf } from './omissions.ts';
 import type { Event, EventOf, Outline } from './outline.ts';
 import { api, model, selected, toApiError } from './store.ts';
 
@@ -15,16 +16,11 @@ const MAX_BODIES = 4_000;
 const requested = new Set<string>();
 /** The log contains an event some milliseconds after the stream. The page waits for it up to six seconds. */
 const MAX_PAUSES = 15;
-/** Texts with more characters are fetched only if the reader asks for them. */
-const MAX_TEXT = 65_536;
-/** Events that were fetched with all of their texts, newest last. */
+/** Events that were fetched completely, newest last. */
 let wholes: number[] = [];
-const MAX_WHOLES = 4;
+const MAX_WHOLES = 16;
 
-/** Number of characters of an event that were not fetched. */
-export const omittedOf = (event: Event | null | undefined): number => (event as { omitted?: number } | null | undefined)?.omitted ?? 0;
-
-/** Fetch an event with all of its texts. */
+/** Fetch an event completely. */
 export async function loadWhole(seq: number): Promise<void> {
   const { taskId } = model.peek();
   const key = `${taskId} ${seq}`;
@@ -32,7 +28,7 @@ export async function loadWhole(seq: number): Promise<void> {
   requested.add(key);
   bodyFailure.value = null;
   try {
-    const [event] = await api.events(taskId, seq, seq);
+    const [event] = await api.events(taskId, seq, seq, true);
     if (model.peek().taskId !== taskId) return;
     bodies.set(seq, event ?? null);
     wholes.push(seq);
@@ -45,10 +41,10 @@ export async function loadWhole(seq: number): Promise<void> {
   }
 }
 
-/** Like `bodyOf`, for uses that require all texts. */
+/** Like `bodyOf`, for uses that require the complete event. */
 export function wholeOf(seq: number): Event | null | undefined {
   const event = bodyOf(seq);
-  if (!omittedOf(event)) return event;
+  if (!omissionOf(event)) return event;
   if (!bodyFailure.peek()) void loadWhole(seq);
   return undefined;
 }
@@ -77,7 +73,7 @@ async function fetchBodies(seq: number): Promise<void> {
   try {
     // The server ends a range early if its events are large.
     for (let first = from, pauses = 0; first <= to; ) {
-      const events = await api.events(taskId, first, to, MAX_TEXT);
+      const events = await api.events(taskId, first, to, false);
       if (model.peek().taskId !== taskId) return;
       const last = events.at(-1)?.seq ?? first - 1;
       const end = hasMore(outline, last, to) && pauses < MAX_PAUSES ? last : to;

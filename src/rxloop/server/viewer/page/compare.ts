@@ -138,7 +138,7 @@ async function fetchEvent(key: string, taskId: string, seq: number): Promise<voi
   if (requested.has(key)) return;
   requested.add(key);
   try {
-    const [event] = await api.events(taskId, seq, seq);
+    const [event] = await api.events(taskId, seq, seq, true);
     bodies.set(key, event ?? null);
     if (bodies.size > MAX_BODIES) bodies.delete(bodies.keys().next().value!);
     compareRevision.value++;

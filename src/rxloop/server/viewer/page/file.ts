@@ -3,7 +3,7 @@
 import type { Fetch, Me, Problem, RunInfo } from './api.ts';
 import type { OutlinePage } from './outline.ts';
 import type { Omitted, SentRequest } from './requests.ts';
-import { shortenTexts } from './json.ts';
+import { OMITTED, shorten } from './omissions.ts';
 import { findTexts } from './search.ts';
 import type { StateInfo } from './state.ts';
 
@@ -84,8 +84,16 @@ async function answer(path: string[], query: URLSearchParams, accept: string, re
     return new Response(await readRange(read, meta, from, Math.min(number('to', from + 399), from + 399), number('maxText', Infinity)));
   }
   if (what === 'search') return json(await searchEvents(read, meta, query));
-  if (what === 'state') return json(await readState(read, meta, number('seq', meta.last), number('messagesFrom', 0)));
-  if (what === 'requests') return seq ? readRequest(read, Number(seq)) : json({ requests: JSON.parse((await read('requests')) ?? '[]') });
+  const short = (value: object) => {
+    const [document, omitted] = shorten(value, number('maxText', Infinity));
+    return json({ ...document, omitted });
+  };
+  if (what === 'state') return short(await readState(read, meta, number('seq', meta.last), number('messagesFrom', 0)));
+  if (what === 'requests' && seq) {
+    const request = await readRequest(read, Number(seq));
+    return request ? short(request) : refuse(404, 'the file does not contain this request, because files have at most 200,000 messages in requests');
+  }
+  if (what === 'requests') return json({ requests: JSON.parse((await read('requests')) ?? '[]') });
   return refuse(404, 'the file does not contain this part of the run');
 }
 
@@ -96,11 +104,16 @@ async function readRange(read: ReadBlock, { blocks }: Meta, from: number, to: nu
     if (blocks[k] > to || (blocks[k + 1] ?? Infinity) <= from) continue;
     for (const line of ((await read(`events-${blocks[k]}`)) ?? '').split('\n')) {
       if (!line) continue;
-      const { seq } = JSON.parse(line) as { seq: number };
-      if (seq >= from && seq <= to) lines.push(shortenTexts(line, maxText));
+      const event = JSON.parse(line) as { seq: number; metadata?: object };
+      if (event.seq >= from && event.seq <= to) lines.push(line.length > maxText ? shortenEvent(event, maxText) : line);
     }
   }
   return lines.join('\n');
+}
+
+function shortenEvent(event: { metadata?: object }, maxText: number): string {
+  const [short, omitted] = shorten(event, maxText);
+  return JSON.stringify({ ...short, metadata: { ...short.metadata, [OMITTED]: omitted } });
 }
 
 interface States {
@@ -143,21 +156,21 @@ interface StoredRequest extends Omit<SentRequest, 'parts' | 'tools' | 'leftOut'>
   leftOut: number[];
 }
 
-/** Answer with a request as it was sent. Its messages and tools are stored once for all requests. */
-async function readRequest(read: ReadBlock, seq: number): Promise<Response> {
+/** Return a request as it was sent, or null. Its messages and tools are stored once for all requests. */
+async function readRequest(read: ReadBlock, seq: number): Promise<object | null> {
   const k = (JSON.parse((await read('sent')) ?? '[]') as number[]).indexOf(seq);
   const block = k - (k % BLOCK_REQUESTS);
   const request = k < 0 ? undefined : (JSON.parse((await read(`sent-${block}`)) ?? '[]') as StoredRequest[])[k - block];
-  if (!request) return refuse(404, 'the file does not contain this request, because files have at most 200,000 messages in requests');
+  if (!request) return null;
   const { parts, tools, leftOut, ...fields } = request;
   const getText = await readTexts(read, [...parts.flatMap(each => [each.message, each.original]), ...tools, ...leftOut]);
   const load = (index: number | undefined) => (index === undefined ? undefined : getText(index));
-  return json({
+  return {
     ...fields,
     parts: parts.map(each => ({ ...each, message: load(each.message), original: load(each.original) })),
     tools: tools.map(getText),
     leftOut: leftOut.map(each => getText(each) as Omitted),
-  });
+  };
 }
 
 /** Search the texts of the events, like the server. */

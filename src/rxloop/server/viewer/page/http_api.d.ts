@@ -546,6 +546,9 @@ export interface SentRequest {
   tries: RequestTry[];
   answer?: number;
   previous?: number;
+  omitted?: {
+    [k: string]: number;
+  };
 }
 export interface StartRun {
   type?: "prompt";
@@ -590,6 +593,9 @@ export interface StateInfo {
   pending?: PendingInput[];
   content: string;
   usage: Usage;
+  omitted?: {
+    [k: string]: number;
+  };
 }
 export interface UpdateGoals {
   /**

@@ -49,28 +49,3 @@ export function formatPath(path: readonly (string | number)[]): string {
 export function toText(value: unknown): string {
   return typeof value === 'string' ? value : JSON.stringify(value, null, 2) ?? '';
 }
-
-/** Shorten long texts in a line of JSON, like the server, and add the number of omitted characters. */
-export function shortenTexts(line: string, limit: number): string {
-  if (line.length <= limit) return line;
-  let omitted = 0;
-  const shorten = (value: unknown): unknown => {
-    if (typeof value === 'string' && value.length > limit) {
-      const kept = cut(value, limit);
-      omitted += value.length - kept.length;
-      return `${kept}…`;
-    }
-    if (value === null || typeof value !== 'object') return value;
-    if (Array.isArray(value)) return value.map(shorten);
-    const isBinary = 'mediaType' in value || 'encoding' in value;
-    return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, isBinary && name === 'data' ? each : shorten(each)]));
-  };
-  const value = shorten(JSON.parse(line)) as object;
-  return omitted ? JSON.stringify({ ...value, omitted }) : line;
-}
-
-/** Cut a string without splitting a character. */
-export function cut(text: string, length: number): string {
-  const isSplit = /[\ud800-\udbff]/.test(text[length - 1] ?? '');
-  return text.slice(0, isSplit ? length - 1 : length);
-}

@@ -28,14 +28,14 @@ const PICTURES: [mediaType: string, start: RegExp][] = [
   ['image/webp', /^RIFF[^]{4}WEBP/],
 ];
 
-/** Return how a part of a message is displayed. */
-export function readMedia(part: Part): Media {
+/** Return how a part of a message is displayed. `omitted` characters of its data were not loaded. */
+export function readMedia(part: Part, omitted = 0): Media {
   const name = part.filename || part.type || 'file';
   const inline = /^data:([^;,]*)[^,]*;base64,(.*)$/s.exec(part.url ?? '');
   const data = part.data ?? inline?.[2];
   if (data === undefined) return { kind: 'address', name, mediaType: part.mediaType ?? '', data: part.url ?? '', size: 0 };
   const mediaType = PICTURES.find(([, start]) => start.test(decodeStart(data)))?.[0];
-  const size = Math.floor((data.replace(/=+$/, '').length * 3) / 4);
+  const size = Math.floor(((data.replace(/=+$/, '').length + omitted) * 3) / 4);
   return { kind: mediaType ? 'picture' : 'file', name, mediaType: mediaType ?? part.mediaType ?? inline?.[1] ?? '', data, size };
 }
 

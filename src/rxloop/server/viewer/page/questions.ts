@@ -152,7 +152,7 @@ function settle(): void {
 /** Forget the answer that an event has applied. */
 async function confirm(taskId: string, seq: number): Promise<void> {
   if (!sent.peek().size) return;
-  const [event] = await api.events(taskId, seq, seq).catch(() => []);
+  const [event] = await api.events(taskId, seq, seq, true).catch(() => []);
   if (model.peek().taskId !== taskId || !event) return;
   const id = 'inputId' in event ? event.inputId : event.kind === 'input-required' ? event.input.inputId : '';
   sent.value = without(sent.peek(), id);

@@ -8,6 +8,8 @@ import { api, model, revision, toApiError } from './store.ts';
 const requests = new Map<number, SentRequest>();
 const loading = new Set<string>();
 const MAX_REQUESTS = 30;
+/** Requests that are fetched completely. */
+const wholes = new Set<number>();
 const sentRevision = signal(0);
 export const requestFailure = signal<{ seq: number; error: ApiError } | null>(null);
 
@@ -19,6 +21,12 @@ export function requestOf(seq: number): SentRequest | undefined {
   const isStale = known !== undefined && known.answer === undefined && hasEnded(seq);
   if ((!known || isStale) && requestFailure.peek()?.seq !== seq) void fetchRequest(seq);
   return known;
+}
+
+/** Fetch a request completely. */
+export function loadWholeRequest(seq: number): void {
+  wholes.add(seq);
+  void fetchRequest(seq);
 }
 
 export function retryRequest(): void {
@@ -39,7 +47,7 @@ async function fetchRequest(seq: number): Promise<void> {
   if (loading.has(key)) return;
   loading.add(key);
   try {
-    const request = await api.sentRequest(taskId, seq);
+    const request = await api.sentRequest(taskId, seq, wholes.has(seq));
     if (model.peek().taskId !== taskId) return;
     requests.delete(seq);
     requests.set(seq, request);
@@ -99,6 +107,7 @@ async function fetchRows(taskId: string): Promise<void> {
 effect(() => {
   model.value;
   requests.clear();
+  wholes.clear();
   clearTimeout(timer);
   timer = 0;
   loadedTo = '';

@@ -12,11 +12,24 @@ export class States {
   private known = new Map<number, StateInfo & { messageCount: number }>();
   private queue: Promise<unknown> = Promise.resolve();
 
-  constructor(private fetch: (seq: number, messagesFrom: number) => Promise<StateInfo>) {}
+  constructor(private fetch: (seq: number, messagesFrom: number, isWhole: boolean) => Promise<StateInfo>) {}
 
   /** Return the state after an event. Requests are sent one after the other. */
   load(seq: number): Promise<StateInfo> {
-    const next = this.queue.then(() => this.read(seq));
+    return this.enqueue(() => this.read(seq));
+  }
+
+  /** Fetch a message completely. `seq` is the event that added it to the history. Without an index, fetch the rest of a state. */
+  loadWhole(seq: number, index = Infinity): Promise<void> {
+    return this.enqueue(async () => {
+      const answer = await this.fetch(seq, Math.min(index, this.messages.length), true);
+      if (index < this.messages.length) this.messages[index] = answer.messages[0];
+      else this.known.set(seq, { ...answer, messages: [], messageCount: this.known.get(seq)!.messageCount });
+    });
+  }
+
+  private enqueue<T>(work: () => Promise<T>): Promise<T> {
+    const next = this.queue.then(work);
     this.queue = next.catch(() => undefined);
     return next;
   }
@@ -25,7 +38,7 @@ export class States {
     let state = this.known.get(seq);
     if (!state) {
       const from = this.messages.length;
-      const answer = await this.fetch(seq, from);
+      const answer = await this.fetch(seq, from, false);
       const messageCount = answer.messageCount ?? from + answer.messages.length;
       if (messageCount > from) this.messages.push(...answer.messages);
       state = { ...answer, messages: [], messageCount };

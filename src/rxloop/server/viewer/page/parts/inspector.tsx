@@ -19,7 +19,7 @@ import { bringIntoView, highlight } from './ranges.ts';
 import { RequestTab } from './request.tsx';
 import { Shape } from './shape.tsx';
 import { Goals, StateTab } from './state.tsx';
-import { Block, OmittedNote } from './text.tsx';
+import { Block, EventNote, EventParts } from './text.tsx';
 import { px } from './px.ts';
 
 export function Inspector() {
@@ -98,7 +98,7 @@ function Summary() {
 const PANELS = { event: 'Event', request: 'Request', state: 'State', json: 'JSON' } as const;
 
 function Selected({ index: i }: { index: number }) {
-  const { outline } = useModel();
+  const { outline, taskId } = useModel();
   const seq = outline.seq[i];
   const event = bodyOf(seq);
   const call = findCall(outline, i);
@@ -119,7 +119,7 @@ function Selected({ index: i }: { index: number }) {
         <span>seq {seq}</span><span>+{formatDuration(outline.time[i])}</span>
         {outline.step[i] && <span>step {outline.step[i]}</span>}
         <span>attempt {outline.attemptOf(seq)}</span>
-        <span class="mono">…{useModel().taskId.slice(-2)}/{outline.attemptOf(seq)}.{seq}.0</span>
+        <span class="mono">…{taskId.slice(-2)}/{outline.attemptOf(seq)}.{seq}.0</span>
       </Head>
       <div class="tabs small" role="tablist">
         {panels.map(name => (
@@ -128,13 +128,11 @@ function Selected({ index: i }: { index: number }) {
       </div>
       <div class="scroll" role="tabpanel" ref={box}>
         <Fork seq={seq} />
-        {tab !== 'state' && <OmittedNote seq={seq} />}
         {tab === 'state' ? <StateTab seq={seq} />
           : tab === 'request' ? <RequestTab seq={call} />
           : event === undefined ? <Pending />
           : event === null ? <div class="section quiet">This event is hidden. Its content needs the scope <code>internal</code>.</div>
-          : tab === 'json' ? <div class="section"><JsonDocument value={event} name={`${useModel().taskId}-${seq}`} /></div>
-          : <Content event={event} />}
+          : <EventParts seq={seq}><EventNote seq={seq} />{tab === 'json' ? <div class="section"><JsonDocument value={event} name={`${taskId}-${seq}`} /></div> : <Content event={event} />}</EventParts>}
         {tab === 'event' && <Links index={i} />}
       </div>
     </>

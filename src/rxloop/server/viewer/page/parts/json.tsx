@@ -2,12 +2,13 @@
 
 import { createContext } from 'preact';
 import { useContext, useEffect, useMemo, useRef, useState } from 'preact/hooks';
-import { cut, findBytes, FOLD, formatPath, parseEmbedded, toText, WINDOW } from '../json.ts';
+import { findBytes, FOLD, formatPath, parseEmbedded, toText, WINDOW } from '../json.ts';
+import { cut, omissionOf } from '../omissions.ts';
 import { isWrapped, toggleWrap } from '../store.ts';
 import { formatNumber, formatSize } from '../time.ts';
 import { download } from './download.ts';
 import { bringIntoView, highlight, MAX_MARKS } from './ranges.ts';
-import { hasMatchAfter, Text } from './text.tsx';
+import { hasMatchAfter, LoadRest, Text } from './text.tsx';
 
 type Path = readonly (string | number)[];
 
@@ -64,6 +65,7 @@ export function Json({ value, path = [], depth = 0 }: { value: unknown; path?: P
   return (
     <div class={path.length || depth ? 'tree inner' : 'tree'}>
       {Array.isArray(value) ? <Elements values={value} path={path} depth={depth} /> : <Members value={value} path={path} depth={depth} />}
+      <Rest count={omissionOf(value)?.own ?? 0} />
     </div>
   );
 }
@@ -89,6 +91,12 @@ function Elements({ values, path, depth }: { values: unknown[]; path: Path; dept
     else windows.push(<button class="more" key={`w${first}`} onClick={() => setOpened(new Set([...opened, first]))}>{formatNumber(first)} to {formatNumber(last - 1)}</button>);
   }
   return <>{windows}</>;
+}
+
+/** Values of a list or object that were not loaded. */
+function Rest({ count }: { count: number }) {
+  const load = useContext(LoadRest);
+  return count ? <button class="more" onClick={load}>{formatNumber(count)} more were not loaded. Load them</button> : null;
 }
 
 function Entry({ name, value, path, depth }: { name: string; value: unknown; path: Path; depth: number }) {

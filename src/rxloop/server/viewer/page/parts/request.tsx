@@ -6,11 +6,11 @@ import { textOf } from '../outline.ts';
 import {
   cacheShare, groupRows, interleave, isOmitted, PART_NAMES, PARTS, sumParts, type Change, type Message, type Omitted, type Sent, type SentRequest,
 } from '../requests.ts';
-import { requestFailure, requestOf, retryRequest } from '../sent.ts';
+import { loadWholeRequest, requestFailure, requestOf, retryRequest } from '../sent.ts';
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
 import { Json } from './json.tsx';
-import { Block, Text } from './text.tsx';
+import { Block, LoadRest, OmittedNote, Text } from './text.tsx';
 
 const WINDOW = 200;
 const MARKS: Record<Change, string> = { same: '=', new: '+', shortened: '−', rewritten: '~' };
@@ -30,7 +30,7 @@ export function RequestTab({ seq }: { seq: number }) {
     );
   }
   if (!request) return <div class="section quiet">Loading the request…</div>;
-  return <RequestView key={request.seq} request={request} />;
+  return <LoadRest.Provider value={() => loadWholeRequest(seq)}><RequestView key={request.seq} request={request} /></LoadRest.Provider>;
 }
 
 export function RequestView({ request }: { request: SentRequest }) {
@@ -190,6 +190,7 @@ function MessageBody({ message }: { message: Message }) {
           <div class="block mono"><Json value={each.arguments} /></div>
         </div>
       ))}
+      <OmittedNote value={message} />
     </>
   );
 }
@@ -212,7 +213,7 @@ function ToolView({ tool }: { tool: SentRequest['tools'][number] }) {
   return (
     <article class="part">
       <button class="head" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>{head}</button>
-      {isOpen && <><Block text={tool.description ?? ''} /><div class="block mono"><Json value={tool.parameters} /></div></>}
+      {isOpen && <><Block text={tool.description ?? ''} /><div class="block mono"><Json value={tool.parameters} /></div><OmittedNote value={tool} /></>}
     </article>
   );
 }

@@ -6,14 +6,14 @@ import { bodyOfKind } from '../bodies.ts';
 import { moveTo } from '../commands.ts';
 import { compareGoals, findGoals, statusOf, type GoalLine } from '../goals.ts';
 import { textOf } from '../outline.ts';
-import { compareFigures, compareItems, countChanges, EMPTY, listFigures, States, type Line, type Message, type StateInfo } from '../state.ts';
+import { compareFigures, compareItems, countChanges, EMPTY, listFigures, States, type Line, type Message, type Sign, type StateInfo } from '../state.ts';
 import { api, marked, model, toApiError, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatNumber } from '../time.ts';
 import { State } from './header.tsx';
 import { Json } from './json.tsx';
 import { px } from './px.ts';
-import { LongText } from './text.tsx';
+import { LoadRest, LongText, OmittedNote } from './text.tsx';
 
 /** Milliseconds for which the playhead must rest before its state is requested. */
 const REST = 150;
@@ -26,7 +26,7 @@ function findStates(): States {
   const run = model.peek();
   if (opened === run) return states;
   opened = run;
-  states = new States((seq, messagesFrom) => api.state(run.taskId, seq, messagesFrom));
+  states = new States((seq, messagesFrom, isWhole) => api.state(run.taskId, seq, messagesFrom, isWhole));
   return states;
 }
 
@@ -63,11 +63,20 @@ export function StateTab({ seq }: { seq: number }) {
   if (failure) return <div class="section"><p>The state could not be loaded: {failure}.</p><p><button onClick={() => setTries(tries + 1)}>Again</button></p></div>;
   if (!loaded) return <div class="section quiet">Loading the state…</div>;
   const isCurrent = loaded.seq === seq && loaded.base === base;
-  return <div aria-busy={!isCurrent} class={isCurrent ? 'runstate' : 'runstate stale'} data-seq={loaded.seq}><Sections {...loaded} /></div>;
+  const load = (at: number, index?: number) => {
+    const retry = () => setTries(tries + 1);
+    cache.loadWhole(at, index).then(retry, error => setFailure(toApiError(error).message));
+  };
+  return <div aria-busy={!isCurrent} class={isCurrent ? 'runstate' : 'runstate stale'} data-seq={loaded.seq}><Sections {...loaded} load={load} /></div>;
 }
 
-function Sections({ seq, base, before, after }: Loaded) {
+/** Loads a message by its index, or the other parts of a state. */
+type Load = (seq: number, index?: number) => void;
+
+function Sections({ seq, base, before, after, load }: Loaded & { load: Load }) {
   const { outline } = useModel();
+  const loadMessage = (k: number) => load(outline.seq[outline.messages.findIndex(count => count > k)] ?? Math.max(seq, base), k);
+  const loadState = (_: number, sign: Sign) => load(sign === '-' ? base : seq);
   const listThoughts = (last: number) => outline.seq.filter((each, i) => each <= last && outline.kind[i] === 'thought-stream');
   const messages = compareItems(before.messages, after.messages, (_, k) => k);
   const calls = compareItems(before.calls ?? [], after.calls ?? [], each => each.id);
@@ -82,9 +91,9 @@ function Sections({ seq, base, before, after }: Loaded) {
       </p>
       <Group title="Figures" lines={figures} count={0} render={([name, value]) => <>{name} <b><bdi>{toLine(value)}</bdi></b></>} />
       <Goals seq={seq} base={base} />
-      <Group title="Messages" lines={messages} count={after.messages.length} render={each => <MessageText message={each} />} number />
-      <Group title="Open calls" lines={calls} count={after.calls?.length ?? 0} render={each => <><b><bdi>{toLine(each.name)}</bdi></b> <Json value={each.arguments} depth={1} /></>} />
-      <Group title="Open questions" lines={pending} count={after.pending?.length ?? 0} render={each => <LongText text={each.prompt} />} />
+      <Group title="Messages" lines={messages} count={after.messages.length} render={each => <MessageText message={each} />} number load={loadMessage} />
+      <Group title="Open calls" lines={calls} count={after.calls?.length ?? 0} load={loadState} render={each => <><b><bdi>{toLine(each.name)}</bdi></b> <Json value={each.arguments} depth={1} /></>} />
+      <Group title="Open questions" lines={pending} count={after.pending?.length ?? 0} load={loadState} render={each => <LongText text={each.prompt} />} />
       <Group title="Thoughts" lines={thoughts} count={thoughts.filter(each => each.sign !== '-').length} render={each => (
         <button class="link" onClick={() => moveTo(each)}><bdi>{toLine(outline.label[outline.find(each)])}</bdi></button>
       )} />
@@ -120,12 +129,14 @@ interface GroupProps<T> {
   /** Level of an item in a tree. */
   levelOf?: (item: T) => number;
   render: (item: T) => ComponentChildren;
+  /** Loads the parts of an item that were not loaded. */
+  load?: (index: number, sign: Sign) => void;
 }
 
 const WORDS = { '+': 'added', '-': 'removed', '~': 'changed', '': '' };
 
 /** Lines of a part of the state, newest ones at the end. Of long parts, only the end and the changes are shown at first. */
-function Group<T>({ title, lines, count, number, levelOf, render }: GroupProps<T>) {
+function Group<T>({ title, lines, count, number, levelOf, render, load }: GroupProps<T>) {
   const [isWhole, setWhole] = useState(false);
   if (!lines.length) return null;
   const first = isWhole ? 0 : Math.max(0, lines.length - SHOWN);
@@ -139,7 +150,7 @@ function Group<T>({ title, lines, count, number, levelOf, render }: GroupProps<T
           <li key={`${line.sign}${k}`} class={WORDS[line.sign]} aria-level={levelOf && levelOf(line.item) + 1} style={levelOf && px({ 'padding-left': levelOf(line.item) * 18 })}>
             <span class="sign">{line.sign === '-' ? '−' : line.sign || (number ? k + 1 : '')}</span>
             {line.sign && <span class="unseen">{WORDS[line.sign]}</span>}
-            <div>{render(line.item)}</div>
+            <div><LoadRest.Provider value={() => load?.(k, line.sign)}>{render(line.item)}<OmittedNote value={line.item} /></LoadRest.Provider></div>
           </li>
         ))}
       </ul>

@@ -1,9 +1,12 @@
 // Text of models and tools, always shown as text.
 
-import { useState } from 'preact/hooks';
-import { bodyFailure, bodyOf, loadWhole, omittedOf } from '../bodies.ts';
+import { createContext, type ComponentChildren } from 'preact';
+import { useContext, useState } from 'preact/hooks';
+import { bodyFailure, bodyOf, loadWhole } from '../bodies.ts';
+import { omissionOf } from '../omissions.ts';
 import { words } from '../store.ts';
 import { toSegments } from '../text.ts';
+import { formatNumber } from '../time.ts';
 
 const SHOWN = 20_000;
 /** Longer texts are only opened by the reader. */
@@ -35,16 +38,28 @@ export function LongText({ text }: { text: string }) {
   );
 }
 
-/** Note that the end of long texts of an event was not loaded, with a button that loads it. */
-export function OmittedNote({ seq }: { seq: number }) {
-  const omitted = omittedOf(bodyOf(seq));
-  if (!omitted) return null;
-  return (
-    <p class="omitted">
-      {omitted.toLocaleString('en-US')} more characters were not loaded. <button onClick={event => { event.stopPropagation(); void loadWhole(seq); }}>Load them</button>
-      {bodyFailure.value && <span class="offline"> {bodyFailure.value.message}</span>}
-    </p>
-  );
+/** Loads the whole of the document that contains the displayed values. */
+export const LoadRest = createContext<() => void>(() => undefined);
+
+/** Note that parts of a value were not loaded, with a button that loads them. */
+export function OmittedNote({ value }: { value: unknown }) {
+  const load = useContext(LoadRest);
+  const { characters, values } = omissionOf(value) ?? { characters: 0, values: 0 };
+  if (!characters && !values) return null;
+  const parts = [characters && `${formatNumber(characters)} more characters`, values && `${formatNumber(values)} more values`];
+  return <p class="omitted">{parts.filter(Boolean).join(' and ')} were not loaded. <button onClick={event => { event.stopPropagation(); load(); }}>Load them</button></p>;
+}
+
+/** Parts of an event, from which the reader can load the rest of it. */
+export function EventParts({ seq, children }: { seq: number; children: ComponentChildren }) {
+  return <LoadRest.Provider value={() => void loadWhole(seq)}>{children}</LoadRest.Provider>;
+}
+
+/** Note that parts of an event were not loaded. */
+export function EventNote({ seq }: { seq: number }) {
+  const event = bodyOf(seq);
+  if (!omissionOf(event)) return null;
+  return <EventParts seq={seq}><OmittedNote value={event} />{bodyFailure.value && <p class="omitted offline">{bodyFailure.value.message}</p>}</EventParts>;
 }
 
 /** Box with a text. */

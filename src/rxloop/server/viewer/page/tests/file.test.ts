@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { gzipSync } from 'node:zlib';
 import { makeBlockReader, makeFileFetch } from '../file.ts';
+import { noteOmissions, omissionOf, shorten } from '../omissions.ts';
 import { findNext, findTexts } from '../search.ts';
 import { findHidden, parseFileName } from '../share.ts';
 import { formatSize } from '../time.ts';
@@ -94,12 +95,33 @@ test('a run in a file is searched after an event', async () => {
   assert.equal((await get('search?q=wind&limit=1')).next, 'a/b/1');
 });
 
-test('long texts of a file are shortened, without binary data', async () => {
+test('long values of a file are shortened', async () => {
   const event = { seq: 1, text: 'x'.repeat(90), list: [{ mediaType: 'image/png', data: 'A'.repeat(90) }, '😀'.repeat(20)] };
   const read = makeFileFetch(makeBlockReader(name => (name === 'events-1' ? gzipSync(JSON.stringify(event)).toString('base64') : find(name))));
   const get = async (query: string) => (await read(`../runs/${id}/events?from=1&to=1${query}`)).json();
   assert.deepEqual(await get(''), event);
-  assert.deepEqual(await get('&maxText=31'), { ...event, text: `${'x'.repeat(31)}…`, list: [event.list[0], `${'😀'.repeat(15)}…`], omitted: 69 });
+  const short = await get('&maxText=31');
+  assert.deepEqual(short, {
+    ...event, text: `${'x'.repeat(31)}…`, list: [{ mediaType: 'image/png', data: 'A'.repeat(28) }, `${'😀'.repeat(15)}…`],
+    metadata: { 'rxloop.omitted': { '/text': 59, '/list/0/data': 62, '/list/1': 10 } },
+  });
+  noteOmissions(short, short.metadata['rxloop.omitted']);
+  assert.deepEqual([short, short.list, short.list[0]].map(omissionOf), [131, 72, 62].map(characters => ({ characters, values: 0, own: 0 })));
+  assert.equal(omissionOf(short.metadata), undefined);
+});
+
+test('lists, objects and media are shortened like by the server', () => {
+  const document = {
+    'a/b': 'x'.repeat(409), numbers: Array(5000).fill(1), rows: Array(5000).fill({ id: 7, ok: true }), few: Array(50).fill(0),
+    named: Object.fromEntries(Array.from({ length: 5000 }, (_, k) => [`name ${k}`, k])), image: { mediaType: 'image/png', data: 'A'.repeat(900) },
+    url: `data:image/png;base64,${'A'.repeat(900)}`, messages: Array(30).fill('y'.repeat(100)),
+  };
+  const [short, omitted] = shorten(document, 401);
+  assert.deepEqual(omitted, { '/a~1b': 8, '/numbers': 4872, '/rows': 4962, '/named': 4900, '/image/data': 500, '/url': 500 });
+  noteOmissions(short, omitted);
+  assert.deepEqual(omissionOf(short.numbers), { characters: 0, values: 4872, own: 4872 });
+  assert.equal(omissionOf(short)!.own, 0);
+  assert.equal(omissionOf(short.few), undefined);
 });
 
 test('matches are visited in order, from the selected event on', () => {

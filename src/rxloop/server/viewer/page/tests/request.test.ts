@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { barAt, barWidth, heightOf, labelEvery, scaleOf, ticksOf } from '../bars.ts';
-import { cut, findBytes, formatPath, parseEmbedded } from '../json.ts';
+import { findBytes, formatPath, parseEmbedded } from '../json.ts';
+import { cut } from '../omissions.ts';
 import { formatSize } from '../time.ts';
 import {
   cacheShare, cellPath, cellsOf, describeCells, findCall, groupRows, interleave, isOmitted, scaleParts, sumParts, sumRows, trackOf, type RequestRow, type Sent,

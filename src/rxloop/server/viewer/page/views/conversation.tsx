@@ -15,9 +15,9 @@ import { address, change as changeAddress, info, isAtEnd, me, now, playhead, rev
 import { toLine } from '../text.ts';
 import { formatDuration, formatNumber } from '../time.ts';
 import { Json } from '../parts/json.tsx';
-import { Content, MediaPart } from '../parts/media.tsx';
+import { Content, EventMedia, MediaPart } from '../parts/media.tsx';
 import { Shape } from '../parts/shape.tsx';
-import { LongText, OmittedNote, Text } from '../parts/text.tsx';
+import { EventNote, EventParts, LongText, Text } from '../parts/text.tsx';
 import { ModelView } from './modelview.tsx';
 
 const PAGE = 200;
@@ -98,7 +98,7 @@ function Body({ run, index: i }: { run: RunModel; index: number }) {
   const event = bodyOf(run.outline.seq[i]);
   if (event === undefined) return <p class="quiet">…</p>;
   if (event === null) return <p class="quiet">A hidden message.</p>;
-  return <><Kind run={run} index={i} event={event} /><OmittedNote seq={event.seq} /></>;
+  return <EventParts seq={event.seq}><Kind run={run} index={i} event={event} /><EventNote seq={event.seq} /></EventParts>;
 }
 
 function Kind({ run, index: i, event }: { run: RunModel; index: number; event: Event }) {
@@ -238,7 +238,7 @@ function Call({ run, index: i }: { run: RunModel; index: number }) {
         <span class={isOver && row.failed ? 'result failed' : 'result'}>{isOver && row.failed && '✕ '}<bdi>{row.voided ? 'discarded' : isOver ? toLine(row.note) : ''}</bdi></span>
         <span class="took">{took}</span>
       </button>
-      {parts.map((each, k) => <MediaPart key={k} part={each} seq={row.end} />)}
+      {parts.length > 0 && <EventMedia parts={parts} seq={row.end} />}
     </>
   );
 }

@@ -6,13 +6,13 @@ import { bodyOf } from '../bodies.ts';
 import { moveTo } from '../commands.ts';
 import type { Outline } from '../outline.ts';
 import { PART_NAMES, type Sent } from '../requests.ts';
-import { requestFailure, requestOf, retryRequest } from '../sent.ts';
+import { loadWholeRequest, requestFailure, requestOf, retryRequest } from '../sent.ts';
 import { playhead, useModel } from '../store.ts';
 import { toLine } from '../text.ts';
 import { formatNumber } from '../time.ts';
 import { Json } from '../parts/json.tsx';
 import { Content } from '../parts/media.tsx';
-import { LongText, OmittedNote } from '../parts/text.tsx';
+import { EventNote, EventParts, LoadRest, LongText, OmittedNote } from '../parts/text.tsx';
 
 const PAGE = 200;
 
@@ -43,7 +43,7 @@ export function ModelView() {
         {request.tools.length > 0 && <>, with {formatNumber(request.tools.length)} tools</>}, and the messages after it.
         {!request.exact && <> <b>Rebuilt</b> from the history, without the system prompt and the tools.</>}
       </p>
-      <Parts parts={request.parts} seq={call} />
+      <LoadRest.Provider value={() => loadWholeRequest(call)}><Parts parts={request.parts} seq={call} /></LoadRest.Provider>
       {later.map(seq => <Later key={seq} seq={seq} />)}
     </>
   );
@@ -57,7 +57,7 @@ function Parts({ parts, seq }: { parts: Sent[]; seq: number }) {
       {parts.length > count && <button onClick={() => setCount(count + PAGE)}>Show {Math.min(PAGE, parts.length - count)} earlier</button>}
       {parts.slice(-count).map((part, k) => (
         <Entry key={parts.length - count + k} role={part.role} note={part.index === undefined ? PART_NAMES[part.from as keyof typeof PART_NAMES] ?? part.from : `message ${part.index}`}>
-          {part.hidden || !part.message ? <span class="quiet">{part.hidden ? 'hidden from clients' : 'not recorded'}</span> : <Message {...part.message} seq={seq} />}
+          {part.hidden || !part.message ? <span class="quiet">{part.hidden ? 'hidden from clients' : 'not recorded'}</span> : <><Message {...part.message} seq={seq} /><OmittedNote value={part.message} /></>}
         </Entry>
       ))}
     </>
@@ -66,7 +66,7 @@ function Parts({ parts, seq }: { parts: Sent[]; seq: number }) {
 
 /** The answer to the request, the result of a call, or a message that was added later. */
 function Later({ seq }: { seq: number }) {
-  return <><LaterMessage seq={seq} /><OmittedNote seq={seq} /></>;
+  return <EventParts seq={seq}><LaterMessage seq={seq} /><EventNote seq={seq} /></EventParts>;
 }
 
 function LaterMessage({ seq }: { seq: number }) {
