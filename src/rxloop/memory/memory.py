@@ -109,8 +109,9 @@ class Memory:
         task_id = make_id()
         fields = {"note_kind": kind, "text": text, "confidence": confidence, "replaces": replaces}
         noted = make_event(note_id=make_note_id(task_id), sources=[*sources], **fields)
+        notes = await self.load(owner)
         await self.check(owner, noted)
-        await self._store(owner, task_id, noted)
+        await self._store(notes, task_id, noted)
         return await self.get(owner, noted.note_id)
 
     async def import_conversation(
@@ -131,9 +132,10 @@ class Memory:
         noted = make_episodes(task_id, messages)
         if context_id is not None:
             validate_id(context_id, "context_id")
-        await self._store(owner, task_id, *noted, context_id=context_id)
-        notes = (await self.load(owner)).notes
-        return [notes[each.note_id] for each in noted if each.note_id in notes]
+        notes = await self.load(owner)
+        await self._store(notes, task_id, *noted, context_id=context_id)
+        found = (await self.load(owner)).notes
+        return [found[each.note_id] for each in noted if each.note_id in found]
 
     async def reads_run(self, ctx: RunContext[Any]) -> bool:
         """Return True if the run is stored in the log of this memory."""
@@ -211,12 +213,11 @@ class Memory:
         """
         if limit < 1:
             raise ConfigurationError(f"limit must be at least 1, got {limit!r}")
-        now = now or datetime.now().astimezone()
         while True:
             notes = await self.load(owner)
             found: list[Note] = []
             remaining = math.inf if tokens is None else tokens
-            for note in await notes.search(question, now):
+            for note in await notes.search(question, now or datetime.now().astimezone()):
                 if note.context_id != exclude_context and note.tokens <= remaining and len(found) < limit:
                     found.append(note)
                     remaining -= note.tokens
@@ -303,7 +304,7 @@ class Memory:
         runs = {task_id: notes.runs[task_id] for task_id in removed.values()}
         own = [each for each, run in runs.items() if run.fold.is_own and run.numbers.keys() <= removed.keys()]
         if len(own) < len(runs) or notes.find_calls(removals):
-            await self._store(owner, make_id(), *removals)
+            await self._store(notes, make_id(), *removals)
         for task_id in own:
             with suppress(UnknownRun):
                 await self._log.delete(task_id)
@@ -389,11 +390,11 @@ class Memory:
             if not notes.is_outdated:
                 return notes
 
-    async def _store(self, owner: str | None, task_id: str, *events: Event, context_id: str | None = None) -> None:
+    async def _store(self, notes: OwnerNotes, task_id: str, *events: Event, context_id: str | None = None) -> None:
         """Store events in a finished run of their own."""
-        if owner:
-            validate_id(owner, "owner")
+        if notes.owner:
+            validate_id(notes.owner, "owner")
         # Notes of the present millisecond may have been removed.
-        timestamp = max(time.time_ns() // 1_000_000, (await self.load(owner)).removed_before)
-        stamped = make_run(task_id, context_id or task_id, owner or None, timestamp, events)
+        timestamp = max(time.time_ns() // 1_000_000, notes.removed_before)
+        stamped = make_run(task_id, context_id or task_id, notes.owner or None, timestamp, events)
         await self._log.append(task_id, stamped, expected_seq=0, writer=task_id)
