@@ -177,6 +177,15 @@ async def test_used_predictions_are_repeated(log: MemoryEventLog) -> None:
     assert len(tools.calls) == 6
 
 
+async def test_calls_of_a_conversation_have_different_ids(log: MemoryEventLog) -> None:
+    await learn(log, READ, call("get_weather", city="Rome"), "18 C.")
+    agent = make_agent(log, Tools(), ScriptedModel(*["It is 18 C."] * 2))
+    await agent.run(TASK, owner="ann", context_id="c")
+    result = await agent.run(TASK, owner="ann", context_id="c")
+    ids = {each.id for message in result.messages for each in message.tool_calls}
+    assert len(ids) == 4
+
+
 async def test_steering_message_is_not_predicted(log: MemoryEventLog) -> None:
     await learn(log, READ, "18 C.")
     tools = Tools()

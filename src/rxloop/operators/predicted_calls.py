@@ -16,6 +16,7 @@ from rxloop.operators.loop.recall import RecallScope, check_source
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.protocol.events import ContentCompleteEvent
+from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.visibility import PREDICTED
 from rxloop.stream.sources import Push, from_task
@@ -110,7 +111,11 @@ async def _predict(
     if not predicted:
         push(request)
         return
-    made = [ToolCall(id=f"predicted-{n}", name=name, arguments=dict(each)) for n, (name, each) in enumerate(predicted)]
+    # Vendors reject requests that contain an id twice, and the conversation may have several predicted runs.
+    made = [
+        ToolCall(id=derive_id("predicted", request.ctx.task_id, str(index)), name=name, arguments=dict(arguments))
+        for index, (name, arguments) in enumerate(predicted)
+    ]
     metadata = {PREDICTED: True}
     message = ContentCompleteEvent(tool_calls=made, finish_reason="tool_calls", step=request.step, metadata=metadata)
     complete_message(message, request)
