@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -229,9 +230,10 @@ async def test_block_similar_to_the_goal_ranks_first_with_an_embedder() -> None:
     assert len(calls) == once == len(set(calls))
 
 
-async def test_words_decide_when_the_embedder_fails(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [OSError("no route to host"), asyncio.CancelledError()])
+async def test_words_decide_when_the_embedder_fails(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     async def embed(texts: Sequence[str]) -> list[list[float]]:
-        raise OSError("no route to host")
+        raise error
 
     history = _errands()
     result = await Compression(SemanticCompressor(280, embed=embed), history, counter).result()

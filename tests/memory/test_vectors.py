@@ -114,11 +114,20 @@ async def test_removed_and_outdated_notes_are_not_found(embed: Embedding) -> Non
 
 @pytest.mark.parametrize(
     "result",
-    [ValueError("down"), [], [[]], [[0.0, 0.0]], [[math.nan, 1.0]], [[math.inf, 1.0]], [[1.0, 0.0], [1.0, 0.0]]],
+    [
+        ValueError("down"),
+        asyncio.CancelledError(),
+        [],
+        [[]],
+        [[0.0, 0.0]],
+        [[math.nan, 1.0]],
+        [[math.inf, 1.0]],
+        [[1.0, 0.0], [1.0, 0.0]],
+    ],
 )
 async def test_words_are_searched_if_the_embedding_fails(result: object, caplog: pytest.LogCaptureFixture) -> None:
     async def embed(texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise result
         return result  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 

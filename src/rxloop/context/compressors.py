@@ -18,6 +18,7 @@ from rxloop.context.token_estimator import PerMessage
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import Message
+from rxloop.support.threads import call_user_function
 
 
 class SlidingWindowCompressor(Marks):
@@ -318,7 +319,7 @@ class SemanticCompressor(Marks):
         goal = "\n".join(join_texts(messages)[:_MAX_EMBEDDED_CHARS] for messages in _goal(layout))
         cache = self._vectors
         missing = list(dict.fromkeys(text for text in (goal, *texts) if text not in cache))
-        embedded = dict(zip(missing, await embed(missing), strict=True)) if missing else {}
+        embedded = dict(zip(missing, await call_user_function(embed, missing), strict=True)) if missing else {}
         vectors = {text: cache[text] if text in cache else embedded[text] for text in (goal, *texts)}
         cache.update(vectors)
         while len(cache) > _REMEMBERED:

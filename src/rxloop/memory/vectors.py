@@ -12,6 +12,7 @@ from operator import mul
 from typing import TYPE_CHECKING
 
 from rxloop.memory.notes import Note
+from rxloop.support.threads import call_user_function
 
 if TYPE_CHECKING:
     from rxloop.context.compressors import Embedder
@@ -84,7 +85,7 @@ class NoteVectors:
 
     async def _encode(self, texts: Sequence[str]) -> list[tuple[int, array[float]]]:
         async with asyncio.timeout(_TIMEOUT):
-            vectors = await self._embed(texts)
+            vectors = await call_user_function(self._embed, texts)
         known = next((len(vector) for _, vector in self._vectors.values()), None)
         return [_encode(vector, known or len(vectors[0])) for _, vector in zip(texts, vectors, strict=True)]
 
