@@ -18,6 +18,7 @@ from rxloop.errors import EventLogError, RateLimited, ToolError, UnknownRun
 from rxloop.memory import ImportedMessage, Memory, MemoryNotedEvent
 from rxloop.memory.tool_history import share
 from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
+from rxloop.storage.conversation import ConversationCache
 from rxloop.testing import ScriptedModel, call, frames
 
 
@@ -548,6 +549,16 @@ async def test_notes_of_a_deleted_run_are_dropped_if_an_imported_run_has_its_id(
     imported = first.model_copy(update={"metadata": {"imported_run": True}})
     await log.append(task_id, [imported, *rest], expected_seq=0)
     assert await texts(memory) == []
+
+
+async def test_conversation_of_a_deleted_run_leaves_the_process(log: EventLog) -> None:
+    memory = Memory(log)
+    task_ids = [await chat(log, f"{prompt} {SECRET}", context_id="chat") for prompt in ("A", "B")]
+    await texts(memory)
+    for task_id in task_ids:
+        await log.delete(task_id)
+    await texts(memory)
+    assert not log.local.get(ConversationCache)
 
 
 async def test_error_of_a_deleted_run_leaves_the_process(log: EventLog) -> None:

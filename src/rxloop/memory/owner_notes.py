@@ -27,6 +27,7 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunQuery, RunRecord
 from rxloop.protocol.events import WAITING, Event, MemoryForgottenEvent, State
 from rxloop.protocol.visibility import IMPORTED_RUN
+from rxloop.storage.conversation import ConversationCache
 
 if TYPE_CHECKING:
     from rxloop.context.compressors import Embedder
@@ -301,15 +302,17 @@ class OwnerNotes:
         # These caches may contain texts of the runs.
         find_stem.cache_clear()
         share.cache_clear()
+        conversations = self._log.local.get(ConversationCache)
         for run in dropped:
             for note_id in [*run.numbers]:
                 self._remove(self.notes[note_id])
             del self.runs[run.record.task_id]
             self._open.discard(run.record.task_id)
             self._latest.pop(run.record.context_id, None)
-        conversations = {run.record.context_id for run in self.runs.values()}
+            conversations.pop(run.record.conversation, None)
+        remaining = {run.record.context_id for run in self.runs.values()}
         # Deleting a removal restores its notes. The origin of an answer depends on the earlier runs.
-        self.is_outdated |= any(run.fold.removals or run.record.context_id in conversations for run in dropped)
+        self.is_outdated |= any(run.fold.removals or run.record.context_id in remaining for run in dropped)
         self._has_changed = True
 
     def find_derived(self, source: str) -> list[Note]:
