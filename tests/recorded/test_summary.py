@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from rxloop import StatusUpdateEvent, TaskEvent
-from rxloop.recorded.summary import SummaryFold, TokenRate
+from rxloop import MemoryEventLog, Message, StatusUpdateEvent, TaskEvent, UsageEvent
+from rxloop.pipeline.records import RunRecord
+from rxloop.recorded.summary import RunSummary, SummaryFold, TokenRate, summarize_start
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,48 @@ def test_time_of_a_fork_excludes_copied_events(fork: dict[str, Any], seconds: fl
     fold.add([StatusUpdateEvent(seq=3, state="working", timestamp=251_000, **ids)])
     fold.add([StatusUpdateEvent(seq=4, state="completed", final=True, timestamp=251_500, **ids)])
     assert fold.make_summary("run").seconds == seconds
+
+
+async def store_fork() -> tuple[MemoryEventLog, RunRecord]:
+    """Store a fork with two copied usage events, and two events of its own."""
+    ids: dict[str, Any] = {"task_id": "run", "context_id": "run", "attempt": 1}
+    task: dict[str, Any] = {"model": "small", "agent_name": "clerk", "messages": [Message.user("Hi")]}
+    copied = [
+        TaskEvent(seq=1, fork_of="original", fork_seq=3, timestamp=1_000, **task, **ids),
+        UsageEvent(seq=2, step="1", input_tokens=900, output_tokens=9, timestamp=2_000, **ids),
+        UsageEvent(seq=3, step="1", input_tokens=500, output_tokens=9, timestamp=3_000, **ids),
+    ]
+    log = MemoryEventLog()
+    own = [
+        StatusUpdateEvent(seq=4, state="working", timestamp=900_000, **ids),
+        UsageEvent(seq=5, step="2", input_tokens=40, output_tokens=2, timestamp=902_500, **ids),
+    ]
+    await log.append("run", [*copied, *own], expected_seq=0)
+    return log, await log.get_record("run")
+
+
+async def test_token_rate_of_a_fork_excludes_copied_events() -> None:
+    log, _ = await store_fork()
+    fold = SummaryFold()
+    for event in await log.read("run"):
+        fold.add([event])
+        if event.seq <= 4:
+            assert fold.make_summary("run").token_rate == [0]
+    assert fold.make_summary("run").token_rate == [0, 0, 42]
+
+
+async def test_first_events_of_a_fork_contain_its_duration() -> None:
+    log, record = await store_fork()
+    fold = SummaryFold()
+    fold.add(await log.read("run"))
+    whole = fold.make_summary("run")
+    start = await summarize_start(log, record)
+    assert start == RunSummary("Hi", "original", 2.5)
+    assert (whole.title, whole.fork_of, whole.seconds) == ("Hi", "original", 2.5)
+
+
+async def test_fork_without_own_events_has_no_duration() -> None:
+    log, _ = await store_fork()
+    short = MemoryEventLog()
+    await short.append("run", (await log.read("run"))[:3], expected_seq=0)
+    assert (await summarize_start(short, await short.get_record("run"))).seconds == 0

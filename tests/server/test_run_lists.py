@@ -202,6 +202,26 @@ async def test_details_that_need_too_much_time_are_missing(monkeypatch: pytest.M
     assert not {"calls", "problems", "tokenRate"} & run.keys()
 
 
+async def test_forks_have_the_duration_and_the_tokens_of_their_own_events(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = Usage(input_tokens=1_000, output_tokens=100)
+    turns = [turn(calls=[call("fail")], usage=usage), turn("Done.", usage=usage), turn("Again.", usage=usage)]
+    async with serve_api(make_agent(*turns), log=log) as served, connect(served) as ann:
+        task_id = await start(ann, "Hi")
+        at = next(event.seq for event in await ann.events(task_id) if event.kind == "checkpoint")
+        fork = (await ann.fork(task_id, at)).task_id
+        await ann.record(fork, wait=10)
+        events = await ann.events(fork)
+        whole, original = (await ann.runs(details=True)).runs
+        monkeypatch.setattr(run_lists, "MAX_SECONDS", -1)
+        served.runtime.log.local.get(run_lists.Summaries)._known.clear()
+        short, _ = (await ann.runs(details=True)).runs
+    assert (short.calls, short.fork_of) == (None, task_id)
+    assert whole.seconds == short.seconds == (events[-1].timestamp - events[at].timestamp) / 1000
+    assert [sum(run.token_rate or ()) for run in (whole, original)] == [1_100, 2_200]
+
+
 async def test_details_after_a_rollback_describe_the_restored_run() -> None:
     log, restored = MemoryEventLog(), MemoryEventLog()
     await store(log, 1, 20)

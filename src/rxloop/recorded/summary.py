@@ -27,7 +27,7 @@ from rxloop.protocol.http_api import RunInfo, StateInfo
 from rxloop.protocol.http_api.inspection import RunProblem
 from rxloop.protocol.messages import Message, public_question
 from rxloop.protocol.visibility import PUBLIC_METADATA, redact_error, select_public_messages
-from rxloop.recorded.follow import read_chunks
+from rxloop.recorded.follow import read_chunks, read_first
 from rxloop.recorded.problems import ProblemFold
 from rxloop.state.run_state import RunState
 
@@ -51,15 +51,15 @@ class RunSummary:
     title: str = ""
     fork_of: str | None = None
     seconds: float | None = None
-    """Time from the first to the last event, excluding events that a fork has copied. None if only the first event was
-    read."""
+    """Time from the first to the last event, excluding events that a fork has copied. None if it follows from the times
+    of the record, because only the first event of a run that is not a fork was read."""
     first_token: float | None = None
     calls: int | None = None
     """Number of started tool calls, or None if only the first event was read."""
     problems: int | None = None
     """Number of problems, or None if only the first event was read."""
     token_rate: list[int] | None = None
-    """Tokens in equal parts of the time of the run, or None if only the first event was read."""
+    """Tokens in equal parts of `seconds`, or None if only the first event was read."""
     dollars: float | None = None
     """Cost in US dollars, or None if no model with a price was used or only the first event was read."""
 
@@ -123,19 +123,20 @@ class SummaryFold:
         """Add durable events in order."""
         for event in events:
             self._problems.add((event,))
-            # Copied events may be days older than the fork.
-            self._start = event.timestamp if event.seq <= self._copied + 1 else self._start
+            if event.seq <= self._copied + 1:
+                # Copied events may be days older than the fork.
+                self._start, self._rate = event.timestamp, TokenRate()
+                self._rate.add(self._start, 0)
             self._is_priced |= self._spending.add(event)
             match event.to_public():
                 case TaskEvent() as task if task.parent_task_id is None:
                     self._title, self._fork_of = make_title(task), task.fork_of
                     self._copied = task.fork_seq or 0
-                    self._rate.add(task.timestamp, 0)
                 case ContentCompleteEvent() as message if not self._has_message:
                     self._has_message, self._first_token = True, message.first_token
                 case ToolStartEvent():
                     self._calls += 1
-                case UsageEvent() as usage:
+                case UsageEvent() as usage if usage.seq > self._copied:
                     self._rate.add(usage.timestamp, usage.input_tokens + usage.output_tokens)
                 case _:
                     pass
@@ -159,9 +160,16 @@ class SummaryFold:
         return self._problems.collect(task_id, now=now)
 
 
-def summarize_start(first: Event | None) -> RunSummary:
-    """Return the summary of a run of which only the first event was read."""
-    return RunSummary(make_title(first), first.fork_of) if isinstance(first, TaskEvent) else RunSummary()
+async def summarize_start(log: EventLog, record: RunRecord) -> RunSummary:
+    """Read the first event of a run, and the first event of a fork after the copied ones, and return their summary."""
+    first = await read_first(log, record.task_id)
+    if not isinstance(first, TaskEvent):
+        return RunSummary()
+    if not first.fork_seq:
+        return RunSummary(make_title(first), first.fork_of)
+    own = await read_first(log, record.task_id, after_seq=first.fork_seq)
+    seconds = 0 if own is None else max(record.updated - own.timestamp, 0) / 1000
+    return RunSummary(make_title(first), first.fork_of, seconds)
 
 
 def make_title(task: TaskEvent) -> str:

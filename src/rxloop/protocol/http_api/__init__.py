@@ -219,8 +219,7 @@ class RunInfo(Wire):
     title: str | None = Field(default=None, exclude_if=is_missing)
     """Beginning of the message that started the run, at most 120 characters."""
     seconds: float | None = Field(default=None, exclude_if=is_missing)
-    """Time from the first to the last event, including pauses and excluding events that a fork has copied. Missing for
-    forks whose events were not read."""
+    """Time from the first to the last event, including pauses and excluding events that a fork has copied."""
     first_token: float | None = Field(default=None, exclude_if=is_missing)
     """Seconds from the first model call to its first token."""
     calls: int | None = Field(default=None, exclude_if=is_missing)
@@ -228,8 +227,8 @@ class RunInfo(Wire):
     problems: int | None = Field(default=None, exclude_if=is_missing)
     """Number of problems. Missing if the server had no time to read the run."""
     token_rate: list[int] | None = Field(default=None, exclude_if=is_missing)
-    """Input and output tokens in at most twelve equal parts of the time of the run. Missing if the server had no time
-    to read the run."""
+    """Input and output tokens in at most twelve equal parts of `seconds`, excluding events that a fork has copied.
+    Missing if the server had no time to read the run."""
     dollars: float | None = Field(default=None, exclude_if=is_missing)
     """Cost in US dollars, including nested agents. Missing if no model of the run has a price, or if the server had no
     time to read the run."""

@@ -16,7 +16,7 @@ from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event
 from rxloop.protocol.http_api import RunInfo
 from rxloop.protocol.http_api.inspection import RunProblem
-from rxloop.recorded.follow import read_chunks, read_first
+from rxloop.recorded.follow import read_chunks
 from rxloop.recorded.summary import RunSummary, SummaryFold, summarize_start
 from rxloop.server.http import reads
 from rxloop.server.http.inspection import Outlines
@@ -67,11 +67,11 @@ class Summaries:
         return RunSummary()
 
     async def find_or_start(self, log: EventLog, record: RunRecord) -> RunSummary:
-        """Return the known summary of a run, or else read its first event only."""
+        """Return the known summary of a run, or else read its first events only."""
         summary = self.find(record)
         if summary is None:
             with skip_unreadable(record):
-                return summarize_start(await read_first(log, record.task_id))
+                return await summarize_start(log, record)
         return summary or RunSummary()
 
     async def read_problems(
@@ -127,6 +127,6 @@ def _describe(event: Event) -> tuple[int, int, int]:
 def make_detailed_info(call: ApiCall[Any, Any], record: RunRecord, summary: RunSummary) -> RunInfo:
     """Return a run's state with the details of its summary."""
     details = {**asdict(summary), "model": record.model or None}
-    if summary.seconds is None and summary.fork_of is None:
+    if summary.seconds is None:
         details["seconds"] = max(record.updated - record.created, 0) / 1000
     return reads.make_short_info(call, record).model_copy(update=details)
