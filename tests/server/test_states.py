@@ -11,6 +11,7 @@ from rxloop.protocol.visibility import select_public_messages
 from rxloop.recorded.replay import history
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call
+from rxloop.tools import goal_tool
 from support.api_server import serve_api
 
 
@@ -65,3 +66,22 @@ async def test_state_after_each_event_folds_the_visible_events() -> None:
     assert unknown_event.value.status == 422
     assert list(unknown_event.value.fields) == ["seq"]
     assert forbidden.value.status == 403
+
+
+async def test_state_contains_the_goals_of_earlier_runs_until_they_change() -> None:
+    changes = [{"id": "trip", "title": "Plan the trip"}], [{"id": "trip", "status": "done"}]
+    script = (call("update_goals", goals=changes[0]), "Planned.", call("update_goals", goals=changes[1]), "Done.")
+    agent = Agent(ScriptedModel(*script), tools=[goal_tool], name="clerk")
+    async with serve_api(agent) as served, Client(served.url, token="ann-key") as ann:
+        first = await ann.start(None, "Plan", context_id="talk", wait=10)
+        second = await ann.start(None, "Finish", context_id="talk", wait=10)
+        other = await ann.start(None, "Hi", context_id="other")
+        changed = [event.seq for event in await ann.events(second.task_id) if event.kind == "goals-updated"]
+        states = [await ann.state(second.task_id, seq) for seq in (1, changed[0] - 1, changed[0])]
+        assert [[(goal.title, goal.status) for goal in state.goals] for state in states] == [
+            [("Plan the trip", "pending")],
+            [("Plan the trip", "pending")],
+            [("Plan the trip", "done")],
+        ]
+        assert (await ann.state(first.task_id, 1)).goals == []
+        assert (await ann.state(other.task_id, 1)).goals == []

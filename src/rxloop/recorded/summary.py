@@ -291,6 +291,7 @@ def make_state_info(task_id: str, seq: int, state: RunState, messages: Sequence[
         messages=list(state.messages if messages is None else messages),
         calls=[] if batch is None else [batch.calls[index] for index in batch.open],
         pending=list(state.pending.values()),
+        goals=list(state.goals or ()),
         content=state.content,
         usage=state.usage,
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
+from rxloop.server.viewer.document import make_file
+from rxloop.storage.conversation import conversation
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools import goal_tool
 from support.browser import expect, find_barriers
-from support.viewer_pages import find_inspector, get_text, serve_view
+from support.viewer_pages import find_inspector, get_text, open_page_anew, serve_view
 from support.viewer_runs import record_hostile_run
 
 if TYPE_CHECKING:
@@ -191,8 +194,43 @@ async def test_goals_are_shown_at_each_event_with_their_changes(page: Page) -> N
         await expect(page.get_by_role("region", name="Goals").get_by_role("heading")).to_have_text("Goals 4+1 ~1")
         # The event itself shows the same.
         await find_inspector(page).get_by_role("tab", name="Event").click()
+        await expect(goals).to_have_count(4)
         assert await get_text(goals) == shown
         assert await find_barriers(page) == []
         await page.goto(f"{url}#/r/{task_id}?at=1.{second + 1}.0&in=state")
         await expect(page.locator(f".runstate[data-seq='{second + 1}'][aria-busy=false]")).to_be_visible()
         await expect(page.get_by_role("region", name="Goals").get_by_role("heading")).to_have_text("Goals 4")
+
+
+async def test_goals_of_an_earlier_run_are_shown_from_the_start(page: Page, tmp_path: Path) -> None:
+    log = MemoryEventLog()
+    turns = [
+        call("update_goals", goals=[{"id": "trip", "title": "Plan the trip", "status": "active"}]),
+        "Planned.",
+        call("update_goals", goals=[{"id": "trip", "status": "done"}]),
+        "Done.",
+    ]
+    agent = Agent(ScriptedModel(*turns), tools=[goal_tool], log=log)
+    earlier = await agent.run("Plan a hike")
+    task_id = (await agent.run("Finish it", context_id=earlier.context_id)).task_id
+    record = await log.get_record(task_id)
+    changed = next(each.seq for each in await log.read(task_id) if each.kind == "goals-updated")
+    path = tmp_path / "run.html"
+    before = await conversation(log, record.conversation, before=task_id)
+    path.write_bytes(make_file(record, await log.read(task_id), before=before, internal=True))
+    goals, note = find_group(page, "Goals"), find_inspector(page).get_by_text("come from an earlier run")
+    done = ["~ changed \N{CHECK MARK} done Plan the trip, was active"]
+    async with serve_view(log) as url:
+        for address in (url, path.as_uri()):
+            for seq in (1, changed - 1):
+                await open_page_anew(page, f"{address}#/r/{task_id}?at=1.{seq}.0&in=state")
+                await expect(note).to_be_visible()
+                assert await get_text(goals) == ["\N{BLACK CIRCLE} active Plan the trip"]
+            for tab in ("event", "state"):
+                await open_page_anew(page, f"{address}#/r/{task_id}?at=1.{changed}.0&in={tab}")
+                await expect(goals).to_have_count(1)
+                assert await get_text(goals) == done
+                await expect(note).to_have_count(0)
+        await page.goto(f"{url}#/r/{earlier.task_id}?at=1.1.0&in=state")
+        await expect(page.locator(".runstate[data-seq='1'][aria-busy=false]")).to_be_visible()
+        await expect(goals).to_have_count(0)

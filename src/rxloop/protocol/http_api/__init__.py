@@ -24,7 +24,7 @@ from rxloop.protocol.messages import (
 from rxloop.protocol.model import NOT_BOOL, is_empty, is_missing
 from rxloop.protocol.run_events import State
 from rxloop.protocol.settings import ReasoningEffort
-from rxloop.protocol.tool_events import MAX_GOALS, GoalChange
+from rxloop.protocol.tool_events import MAX_GOALS, Goal, GoalChange
 
 Text = Annotated[str, Field(min_length=1, max_length=100_000)]
 
@@ -295,6 +295,8 @@ class StateInfo(Wire):
     """Unanswered tool calls."""
     pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=is_empty)
     """Unanswered questions."""
+    goals: list[Goal] = Field(default_factory=list[Goal], exclude_if=is_empty)
+    """Goals, including those of earlier runs of the conversation."""
     content: str
     """Newest answer, possibly partial."""
     usage: Usage

@@ -40,6 +40,7 @@ from rxloop.server.http.requests import (
 )
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import initial_state
+from rxloop.storage.conversation import conversation
 from rxloop.support.threads import Threads, run_in_thread
 
 T = TypeVar("T")
@@ -217,7 +218,10 @@ async def state(call: ApiCall[None, StateQuery]) -> Response:
     if seq > record.seq:
         raise Refused(422, "invalid", "the event does not exist", fields={"seq": f"must be from 1 to {record.seq}"})
 
-    folded = initial_state()
+    log = call.gateway.runtime.log
+    # Other parts of the state do not depend on earlier runs.
+    inherited = (await conversation(log, record.conversation, before=record.task_id)).goals
+    folded = initial_state().replace(goals=inherited)
 
     def add(events: Sequence[Event]) -> None:
         nonlocal folded
@@ -234,7 +238,7 @@ async def state(call: ApiCall[None, StateQuery]) -> Response:
 
     gateway = call.gateway
     with gateway.reserve_stream(call.principal):
-        return await gateway.computations.fold(call.principal.id, gateway.runtime.log, record, add, respond)
+        return await gateway.computations.fold(call.principal.id, log, record, add, respond)
 
 
 async def me(call: ApiCall[None, Query]) -> Response:

@@ -18,14 +18,14 @@ _MIN_VALUES, _MIN_FIELDS = 10, 100
 """Number of values that lists and objects keep at least. Typed objects have fewer fields, so they stay valid."""
 
 _WHOLE_LISTS = frozenset({"messages", "calls", "pending", "toolCalls", "goals", "parts", "tools", "leftOut"})
-"""Lists of a document that keep all of their values, because clients count them or refer to them by their index."""
+"""Top-level lists that keep all of their values. Clients count these values or refer to them by index."""
 
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 
 
 def shorten_event(line: bytes, limit: int) -> bytes:
-    """Shorten the long values of an event, as a line of JSON, and list them in its metadata."""
+    """Shorten a line of JSON with an event. The metadata of the event then contains the omitted values."""
     event, omitted = _shorten(line, limit)
     if not omitted:
         return line
@@ -33,7 +33,7 @@ def shorten_event(line: bytes, limit: int) -> bytes:
 
 
 def shorten_document(body: bytes, limit: int | None) -> bytes:
-    """Shorten the long values of a JSON document, and list them in its field `omitted`. None does not shorten it."""
+    """Shorten a JSON document, unless the limit is None. The field `omitted` then contains the omitted values."""
     if limit is None or len(body) <= limit:
         return body
     document, omitted = _shorten(body, limit)
@@ -47,12 +47,12 @@ def _shorten(body: bytes, limit: int) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 class _Shortener:
-    """Shortens texts, and lists and objects of many values, to about the same number of characters of JSON."""
+    """Copies of JSON values in which no text, list or object is much longer than a limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.omitted: dict[str, int] = {}
-        """Number of omitted characters of a text, or of omitted values of a list or object, by its JSON Pointer."""
+        """Number of omitted characters or values by the JSON Pointer of a text, list or object."""
 
     def shorten(self, value: Any, pointer: str = "", depth: int = 0, *, is_data: bool = False) -> tuple[Any, int]:
         """Return the shortened value, and its approximate size in characters."""

@@ -208,7 +208,7 @@ def _list_blocks(
         shown = select_events(events[start : start + BLOCK_EVENTS], internal=internal)
         yield f"events-{events[start].seq}", b"\n".join(event.to_json(public=not internal) for event in shown)
     texts = _Texts()
-    yield "states", orjson.dumps(_list_states(record.task_id, events, texts, internal=internal))
+    yield "states", orjson.dumps(_list_states(record.task_id, events, before, texts, internal=internal))
     yield from _list_requests(record.task_id, events, before, texts, internal=internal)
     for start in range(0, len(texts.lines), _BLOCK_TEXTS):
         yield f"texts-{start}", b"\n".join(texts.lines[start : start + _BLOCK_TEXTS])
@@ -240,10 +240,10 @@ class _Texts:
 
 
 def _list_states(
-    task_id: str, events: Sequence[Event], texts: _Texts, *, internal: bool
+    task_id: str, events: Sequence[Event], before: RunState, texts: _Texts, *, internal: bool
 ) -> Mapping[str, Sequence[object]]:
     """Return the messages of a run, and the changed fields of its state after each event that changes it."""
-    state, count = initial_state(), 0
+    state, count = initial_state().replace(goals=before.goals), 0
     messages: list[int] = []
     states: list[tuple[int, dict[str, Any]]] = []
     last, known = None, dict[str, Any]()
@@ -257,7 +257,7 @@ def _list_states(
             messages += [texts.add_message(each) for each in shown[count - first :] if each is not None]
             count = len(state.messages)
         fields = (state.attempt, state.state, state.reason, state.error, state.iteration, count)
-        fields += (state.batch, state.pending, state.content, state.usage)
+        fields += (state.batch, state.pending, state.goals, state.content, state.usage)
         if fields == last:
             continue
         last = fields

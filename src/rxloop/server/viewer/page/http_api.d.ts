@@ -231,6 +231,13 @@ export interface RunSettings {
       ];
   reasoningEffort?: "none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max";
 }
+export interface Goal {
+  id: string;
+  title: string;
+  status: "pending" | "active" | "done" | "dropped";
+  parent?: string;
+  dependsOn?: string[];
+}
 export interface GoalChange {
   id: string;
   title?: string;
@@ -591,6 +598,7 @@ export interface StateInfo {
   messageCount?: number;
   calls?: ToolCall[];
   pending?: PendingInput[];
+  goals?: Goal[];
   content: string;
   usage: Usage;
   omitted?: {

@@ -1,4 +1,4 @@
-// Values of documents that were not loaded: ends of long texts and media, and of lists and objects of many values.
+// Shortened documents: the ends of long texts, pictures, lists and objects are not loaded.
 
 /** What is missing in a value. */
 export interface Omission {

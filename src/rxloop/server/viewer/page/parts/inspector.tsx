@@ -18,7 +18,7 @@ import { Json, JsonDocument } from './json.tsx';
 import { bringIntoView, highlight } from './ranges.ts';
 import { RequestTab } from './request.tsx';
 import { Shape } from './shape.tsx';
-import { Goals, StateTab } from './state.tsx';
+import { ChangedGoals, StateTab } from './state.tsx';
 import { Block, EventNote, EventParts } from './text.tsx';
 import { px } from './px.ts';
 
@@ -225,7 +225,7 @@ function Content({ event }: { event: Event }) {
         <Facts pairs={[['input', formatNumber(event.inputTokens ?? 0)], ['from the cache', formatNumber(event.cachedTokens ?? 0)], ['output', formatNumber(event.outputTokens ?? 0)], ['reasoning', formatNumber(event.reasoningTokens ?? 0)]]} />
       </Section>
     );
-    case 'goals-updated': return event.parentTaskId ? <Data title="Goals" value={event.goals} /> : <div class="runstate"><Goals seq={event.seq} base={event.seq - 1} /></div>;
+    case 'goals-updated': return event.parentTaskId ? <Data title="Goals" value={event.goals} /> : <ChangedGoals seq={event.seq} />;
     case 'input-required': return <><Data title="Question" value={event.input?.prompt} /><Data title="Options" value={event.input?.options} /></>;
     case 'message-added': return <Data title={event.cause ?? 'Message'} value={textOf(event.content)} />;
     case 'context-compressed': return (

@@ -2,7 +2,6 @@
 
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
-import { bodyOfKind } from '../bodies.ts';
 import { moveTo } from '../commands.ts';
 import { compareGoals, findGoals, statusOf, type GoalLine } from '../goals.ts';
 import { textOf } from '../outline.ts';
@@ -19,15 +18,15 @@ import { LoadRest, LongText, OmittedNote } from './text.tsx';
 const REST = 150;
 const SHOWN = 30;
 
-let states = new States(() => Promise.reject(new Error('no run')));
-let opened: unknown = null;
+const caches = new WeakMap<object, Record<string, States>>();
 
-function findStates(): States {
+/** Return the states of the open run, with or without its messages. */
+function findStates(hasMessages: boolean): States {
   const run = model.peek();
-  if (opened === run) return states;
-  opened = run;
-  states = new States((seq, messagesFrom, isWhole) => api.state(run.taskId, seq, messagesFrom, isWhole));
-  return states;
+  const make = () => new States((seq, from, isWhole) => api.state(run.taskId, seq, hasMessages ? from : Number.MAX_SAFE_INTEGER, isWhole));
+  const known = caches.get(run) ?? {};
+  caches.set(run, known);
+  return (known[`${hasMessages}`] ??= make());
 }
 
 interface Loaded {
@@ -37,12 +36,23 @@ interface Loaded {
   after: StateInfo;
 }
 
-export function StateTab({ seq }: { seq: number }) {
+interface LoadedStates {
+  loaded: Loaded | null;
+  failure: string;
+  load: Load;
+  retry: () => void;
+}
+
+/** Return the state after an event and the one with which it is compared, when the playhead rests. */
+function useStates(seq: number, base: number, hasMessages: boolean): LoadedStates {
   const [loaded, setLoaded] = useState<Loaded | null>(null);
   const [failure, setFailure] = useState('');
   const [tries, setTries] = useState(0);
-  const cache = findStates();
-  const base = marked.value && marked.value !== seq ? marked.value : seq - 1;
+  const cache = findStates(hasMessages);
+  const retry = () => setTries(tries + 1);
+  const load = (at: number, index?: number) => {
+    cache.loadWhole(at, index).then(retry, error => setFailure(toApiError(error).message));
+  };
   useEffect(() => {
     let isCurrent = true;
     const timer = setTimeout(async () => {
@@ -60,13 +70,15 @@ export function StateTab({ seq }: { seq: number }) {
       clearTimeout(timer);
     };
   }, [seq, base, cache, tries]);
-  if (failure) return <div class="section"><p>The state could not be loaded: {failure}.</p><p><button onClick={() => setTries(tries + 1)}>Again</button></p></div>;
+  return { loaded, failure, load, retry };
+}
+
+export function StateTab({ seq }: { seq: number }) {
+  const base = marked.value && marked.value !== seq ? marked.value : seq - 1;
+  const { loaded, failure, load, retry } = useStates(seq, base, true);
+  if (failure) return <div class="section"><p>The state could not be loaded: {failure}.</p><p><button onClick={retry}>Again</button></p></div>;
   if (!loaded) return <div class="section quiet">Loading the state…</div>;
   const isCurrent = loaded.seq === seq && loaded.base === base;
-  const load = (at: number, index?: number) => {
-    const retry = () => setTries(tries + 1);
-    cache.loadWhole(at, index).then(retry, error => setFailure(toApiError(error).message));
-  };
   return <div aria-busy={!isCurrent} class={isCurrent ? 'runstate' : 'runstate stale'} data-seq={loaded.seq}><Sections {...loaded} load={load} /></div>;
 }
 
@@ -90,7 +102,7 @@ function Sections({ seq, base, before, after, load }: Loaded & { load: Load }) {
           : base ? <>Changes since event {base}. Press <kbd>m</kbd> to mark an event for comparison.</> : 'State after the first event.'}
       </p>
       <Group title="Figures" lines={figures} count={0} render={([name, value]) => <>{name} <b><bdi>{toLine(value)}</bdi></b></>} />
-      <Goals seq={seq} base={base} />
+      <Goals seq={seq} base={base} before={before} after={after} />
       <Group title="Messages" lines={messages} count={after.messages.length} render={each => <MessageText message={each} />} number load={loadMessage} />
       <Group title="Open calls" lines={calls} count={after.calls?.length ?? 0} load={loadState} render={each => <><b><bdi>{toLine(each.name)}</bdi></b> <Json value={each.arguments} depth={1} /></>} />
       <Group title="Open questions" lines={pending} count={after.pending?.length ?? 0} load={loadState} render={each => <LongText text={each.prompt} />} />
@@ -102,13 +114,25 @@ function Sections({ seq, base, before, after, load }: Loaded & { load: Load }) {
 }
 
 /** Goals after an event, with the changes since another event. */
-export function Goals({ seq, base }: { seq: number; base: number }) {
+function Goals({ seq, base, before, after }: Loaded) {
   const { outline } = useModel();
-  const load = (at: number) => (at ? bodyOfKind(at, 'goals-updated') : null);
-  const [before, after] = [load(findGoals(outline, base)), load(findGoals(outline, seq))];
-  if (before === undefined || after === undefined) return <p class="section quiet">Loading the goals…</p>;
-  const lines = compareGoals(before?.goals ?? [], after?.goals ?? []);
-  return <Group title="Goals" lines={lines} count={after?.goals.length ?? 0} levelOf={each => each.level} render={each => <GoalText line={each} />} />;
+  const goals = after.goals ?? [];
+  const isInherited = goals.length > 0 && !findGoals(outline, seq);
+  // A run begins with the goals of the conversation.
+  const lines = compareGoals((base ? before.goals : goals) ?? [], goals);
+  return (
+    <>
+      <Group title="Goals" lines={lines} count={goals.length} levelOf={each => each.level} render={each => <GoalText line={each} />} />
+      {isInherited && <p class="section quiet">These goals come from an earlier run of the conversation.</p>}
+    </>
+  );
+}
+
+/** Goals that an event has changed. */
+export function ChangedGoals({ seq }: { seq: number }) {
+  const { loaded, failure } = useStates(seq, seq - 1, false);
+  if (loaded?.seq !== seq) return <p class="section quiet">{failure ? `The goals could not be loaded: ${failure}.` : 'Loading the goals…'}</p>;
+  return <div class="runstate"><Goals {...loaded} /></div>;
 }
 
 function GoalText({ line: { goal, changes, after } }: { line: GoalLine }) {
