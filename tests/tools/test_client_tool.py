@@ -223,3 +223,15 @@ async def test_invalid_client_tools_are_refused_by_submit_and_start() -> None:  
         with pytest.raises(ConfigurationError, match="'look'"):
             await runtime.start("a", "Hi", client_tools=wrong)
     assert await log.list_runs() == []
+
+
+@pytest.mark.parametrize(("count", "pending"), [(1, 1), (2, 0)])
+async def test_calls_of_a_message_share_the_steps_of_a_validation(count: int, pending: int) -> None:
+    # A call takes 300,000 steps, and a message may take 500,000.
+    schema = {"properties": {"a": {"items": {"anyOf": [{"const": number} for number in range(500)]}}}}
+    calls = [call("show_map", str(number), a=[499] * 200) for number in range(count)]
+    agent = Agent(ScriptedModel(calls, "Done."), tools=[client_tool("show_map", schema)])
+    result = await agent.run("Go.")
+    assert len(result.pending) == pending
+    texts = [message.text for message in result.messages if message.role == "tool"]
+    assert len([text for text in texts if "takes too long" in text]) == count - pending

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from typing_extensions import override
 
 from rxloop.server.a2a.webhook_addresses import UnsafeAddress, resolve_addresses
+from rxloop.support.threads import run_in_thread
 
 
 class CountingExecutor(ThreadPoolExecutor):
@@ -34,3 +37,24 @@ async def test_webhook_host_is_resolved_outside_of_the_default_executor() -> Non
         with pytest.raises(UnsafeAddress, match=r"cannot resolve the host 'no-such-host\.invalid'"):
             await resolve_addresses(httpx.URL("https://no-such-host.invalid/hook"))
     assert executor.submitted == 0
+
+
+async def test_lookups_that_hang_leave_threads_for_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    released, lookups = threading.Event(), threading.Semaphore(0)
+
+    def hang(*args: Any, **options: Any) -> Any:
+        lookups.release()
+        released.wait()
+        raise OSError
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    tasks = [asyncio.create_task(resolve_addresses(httpx.URL(f"https://{n}.example/hook"))) for n in range(100)]
+    try:
+        for _ in range(8):
+            assert await run_in_thread(lambda: lookups.acquire(timeout=10))
+        # The pool of the lookups is full.
+        assert not lookups.acquire(blocking=False)
+    finally:
+        released.set()
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(error, UnsafeAddress) for error in errors)
