@@ -188,6 +188,31 @@ for package in sorted(name for name in names if not name.startswith("rxloop.cli"
 """
 
 
+def test_adapters_without_their_extras_can_be_imported_and_shown_but_not_used(tmp_path: Path) -> None:
+    output = run(sys.executable, "-c", SHOW_ADAPTERS, cwd=tmp_path, PYTHONPATH=str(ROOT / "src"))
+    extras = {line.split(": ", 1)[0]: re.findall(r"rxloop\[(\w+)\]", line) for line in output.splitlines()}
+    assert extras == {"a2a": ["a2a"], "agui": ["agui"], "mcp_server": ["mcp"]}, output
+
+
+SHOW_ADAPTERS = """
+import pydoc, sys
+
+sys.modules.update(dict.fromkeys(["a2a", "ag_ui", "mcp", "mcp_types"]))
+
+import rxloop.server
+from rxloop.server import *
+
+pydoc.render_doc(rxloop.server)
+for name in ("api", "a2a", "agui", "mcp_server"):
+    assert hasattr(rxloop.server, name)
+for adapter in (a2a, agui, mcp_server):
+    try:
+        adapter(None)
+    except rxloop.errors.ConfigurationError as error:
+        print(f"{adapter.__name__}: {error}")
+"""
+
+
 def read_metadata(installed: Path) -> Distribution:
     [folder] = installed.glob("rxloop-*.dist-info")
     return PathDistribution(folder)

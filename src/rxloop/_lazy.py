@@ -17,8 +17,17 @@ class _LazyPackage(ModuleType):
         if name not in self._modules:
             raise _make_error(self, name, sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         module = self._modules[name]
-        # Public submodules, such as `rxloop.evals.score`, only become attributes when they are imported.
-        value = import_module(f"{module}.{name}") if module == self.__name__ else getattr(import_module(module), name)
+        is_submodule = module == self.__name__
+        try:
+            # Public submodules, such as `rxloop.evals.score`, only become attributes when they are imported.
+            value = import_module(f"{module}.{name}") if is_submodule else getattr(import_module(module), name)
+        except Exception as error:
+            from rxloop.errors import ConfigurationError
+
+            if not isinstance(error, ConfigurationError):
+                raise
+            # Without its extra, a name can be imported and shown, for example by `help`, but not used.
+            return _make_placeholder(name, error)
         super().__setattr__(name, value)
         return value
 
@@ -29,6 +38,15 @@ class _LazyPackage(ModuleType):
 
     def __dir__(self) -> list[str]:
         return [*{*super().__dir__(), *self._modules}]
+
+
+def _make_placeholder(name: str, error: Exception) -> type[Any]:
+    """Return a class that raises an error when it is called."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise type(error)(str(error)) from error
+
+    return type(name, (), {"__new__": refuse, "__doc__": str(error)})
 
 
 def _make_error(package: ModuleType, name: str, caller: FrameType) -> Exception:
