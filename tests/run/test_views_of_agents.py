@@ -51,6 +51,28 @@ async def test_view_receives_each_attempt_and_nested_runs_once() -> None:
     assert kinds[seen] == "status-update"
 
 
+async def test_views_of_nested_agents_receive_their_runs_once() -> None:
+    own, shared, names = list[str](), list[str](), list[str]()
+    view = collect_kinds(shared)
+    ends = rx.do_action(on_completed=lambda: names.append("completed"))
+    record = rx.do_action(lambda event: names.append(event.task_id))  # pyright: ignore[reportAttributeAccessIssue]
+    leaf = Agent(ScriptedModel("leaf", "leaf"), name="leaf", views=[view])
+    views = [collect_kinds(own), view, reactivex.compose(record, ends)]
+    inner = Agent(
+        ScriptedModel(*[call("leaf", prompt="?"), "inside"] * 2), name="inner", tools=[leaf.as_tool()], views=views
+    )
+    calls = call("inner", prompt="?"), call("inner", prompt="?")
+    result = await Agent(ScriptedModel(*calls, "done"), tools=[inner.as_tool()]).run("Go.")
+
+    assert own == shared
+    assert own[: len(own) // 2] * 2 == own
+    assert own.count("task") == 4
+    assert own[-1] == "status-update"
+    assert names.count("completed") == 2
+    assert names[-1] == "completed"
+    assert result.task_id not in names
+
+
 @pytest.mark.parametrize("failure", ["event", "subscription", "view"])
 async def test_failing_view_is_logged_and_does_not_end_the_run(failure: str, caplog: pytest.LogCaptureFixture) -> None:
     def fail(event: Event) -> None:

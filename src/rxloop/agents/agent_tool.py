@@ -9,6 +9,7 @@ from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field
+from reactivex import operators as rx
 from typing_extensions import override
 
 from rxloop.agents.definition import AgentDefinition
@@ -18,7 +19,7 @@ from rxloop.agents.validation import check_deps, check_history, check_options
 from rxloop.errors import ConfigurationError, Paused, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.time_limits import limit_time
-from rxloop.protocol.events import WAITING, State, StatusUpdateEvent, SubtaskEvent
+from rxloop.protocol.events import WAITING, Event, State, StatusUpdateEvent, SubtaskEvent
 from rxloop.protocol.finish import explain_incomplete
 from rxloop.protocol.ids import make_nested_id
 from rxloop.protocol.messages import Prompt, to_messages
@@ -29,6 +30,7 @@ from rxloop.run.lifecycle import execute_nested_attempt
 from rxloop.run.lifetime import PARENT_ENDED, Canceled, End, Released
 from rxloop.run.nested import NestedAttempt, list_ancestors
 from rxloop.run.spec import RunSpec
+from rxloop.stream.sources import select_events, subscribe_views
 from rxloop.support.threads import call_user_function
 from rxloop.tools.function import CallOptions, FunctionTool
 from rxloop.tools.result import ToolResult, encode_result
@@ -168,6 +170,7 @@ async def _execute(child: NestedAttempt, ctx: RunContext[Any]) -> None:
     _publish_state(child, ctx, "working")
     loop = asyncio.get_running_loop()
     child.lifetime.bind(loop)
+    _subscribe_views(child)
     driver = loop.create_task(execute_nested_attempt(child), name=f"rxloop-run-{child.task_id}")
     cancellation: asyncio.CancelledError | None = None
     try:
@@ -184,6 +187,26 @@ async def _execute(child: NestedAttempt, ctx: RunContext[Any]) -> None:
         _publish_state(child, ctx, cast("StatusUpdateEvent", child.final).state)
     if cancellation is not None:
         raise cancellation
+
+
+def _subscribe_views(child: NestedAttempt) -> None:
+    """Subscribe the views of a nested agent, except for those that already receive its events from an ancestor."""
+    inherited = [view for run in list_ancestors(child) for view in run.spec.views]
+    task_ids, previous = {child.task_id}, child.recorder.stamp.numbering.seq
+
+    def is_own(event: Event) -> bool:
+        if event.parent_task_id in task_ids:
+            task_ids.add(event.task_id)
+        return event.seq > previous and event.task_id in task_ids
+
+    def is_not_last(event: Event) -> bool:
+        return not (event.task_id == child.task_id and isinstance(event, StatusUpdateEvent) and event.final)
+
+    for view in child.spec.views:
+        if view not in inherited:
+            events = select_events(child.recorder.hub.events, view)
+            own = events.pipe(rx.filter(is_own), rx.take_while(is_not_last, inclusive=True))
+            subscribe_views(own, [view], child.lifetime.scheduler, lambda error: False, child.task_id)
 
 
 def _choose_end(parent: Attempt) -> End:

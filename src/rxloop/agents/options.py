@@ -69,8 +69,9 @@ class AgentOptions(TypedDict, Generic[D], total=False):
     settings: ModelSettings | None
     """Model settings."""
     views: Sequence[View[Any, Any]]
-    """Views to subscribe to each attempt of a run, such as `op.spans()`. They also receive the events of nested runs. A
-    failing view is logged and does not end the run."""
+    """Views to subscribe to each attempt of a run, such as `op.spans()`. They also receive the events of nested runs.
+    If the agent is used as a tool, they receive the events of its runs and of those nested in them. A failing view is
+    logged and does not end the run."""
 
 
 class AgentToolOptions(CallOptions, total=False):
