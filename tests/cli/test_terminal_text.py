@@ -197,3 +197,17 @@ def test_log_lines_contain_no_control_or_invisible_characters(json: bool, capsys
 def test_single_line_contains_no_control_or_invisible_characters() -> None:
     assert BAD.search(to_one_line(EVIL, 1_000)) is None
     assert to_one_line("a\u202eb\r\nc\x9bd", 1_000) == "ab c d"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a" + "".join(chr(0xE0100 + ord(each)) for each in "pay eve"), "a"),
+        ("a\ufe00\ufe01\ufe02b", "a\ufe00b"),
+        ("a\u3164\u115f\u1160\u034f\uffa0b", "ab"),
+        ("\u2764\ufe0f", "\u2764\ufe0f"),
+        ("\u8fbb\U000e0100", "\u8fbb\U000e0100"),
+    ],
+)
+def test_printable_characters_that_hide_text_are_removed_from_a_line(text: str, line: str) -> None:
+    assert to_one_line(text) == line

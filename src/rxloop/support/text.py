@@ -39,6 +39,13 @@ _ZERO_WIDTH_SPACE = "\u200b"
 _JOINERS = "\u200c\u200d"
 """Invisible characters required by emoji and several writing systems."""
 
+# These count as printable. Several variation selectors, or one of the supplement after another character than an
+# ideograph, can only encode hidden text.
+_HIDDEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]|(?<=[\ufe00-\ufe0f])[\ufe00-\ufe0f]+"
+    "|(?<![\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])[\U000e0100-\U000e01ef]+"
+)
+
 # Control characters except for line ends and tabs: they may move the cursor, write to the clipboard or hide text. Also
 # characters that change the writing direction, and invisible line separators.
 INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -58,7 +65,7 @@ def to_one_line(text: str, width: int = 40) -> str:
     Use it for all text from outside in log messages, in lines of a terminal and in lists for models. Invisible
     characters could contain instructions for a model.
     """
-    line = " ".join(text.split())
+    line = " ".join(_HIDDEN.sub("", text).split())
     if not line.isprintable():
         spaced = "".join(" " if category(each) in ("Cc", "Cs") else each for each in line)
         line = " ".join("".join(each for each in spaced if each.isprintable() or each in _JOINERS).split())
