@@ -34,7 +34,7 @@ from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.state.history import Batch
 from rxloop.state.run_state import LimitHit, RunState
-from rxloop.support.foreign_errors import find_raiser
+from rxloop.support.foreign_errors import find_raiser, get_message
 
 _NEVER_STARTED = Canceled("released before it started")
 
@@ -121,7 +121,7 @@ def _choose_outcome(state: RunState, end: Exception | Canceled | None) -> tuple[
         return "failed", end.reason, ErrorInfo(code=end.reason, message=str(end))
     if end is not None:
         retryable = isinstance(end, ProviderError | EventLogError) and end.retryable
-        message = str(end) or type(end).__name__
+        message = get_message(end) or type(end).__name__
         if not isinstance(end, RxloopError) and end.__traceback__ is not None:
             message = f"{message} (raised by {find_raiser(end)})"
         return "failed", "error", ErrorInfo(code=get_error_code(end), message=message, retryable=retryable)

@@ -44,6 +44,14 @@ def to_error(raised: BaseException, source: str | None = None) -> Exception:
     return error
 
 
+def get_message(raised: BaseException) -> str:
+    """Return the message of an exception, even if its `__str__` fails."""
+    try:
+        return str(raised)
+    except Exception as error:
+        return f"{type(raised).__name__}.__str__ raised {type(error).__name__}"
+
+
 def _remark(raised: BaseException) -> str:
     return "" if isinstance(raised, Exception) else ", which is not an Exception"
 

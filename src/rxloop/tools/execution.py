@@ -326,7 +326,7 @@ def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_
     if not isinstance(error, Exception):
         return None
     # Tracebacks are logged instead of sent to the model.
-    hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
+    hint = _NO_DEPS if ctx.deps is None and "NoneType" in explain_error(error) else ""
     log.warning("Tool %s failed%s", public_name(ctx), hint, exc_info=error, extra=log_fields(ctx))
     return make_failure(explain_error(error))
 

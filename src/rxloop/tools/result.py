@@ -15,6 +15,7 @@ from rxloop.protocol.json_data import freeze_json, freeze_model, replace_surroga
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.protocol.model import FrozenList
 from rxloop.protocol.parts import add_placeholders
+from rxloop.support.foreign_errors import get_message
 from rxloop.tools.result_parts import (
     ADVICE,
     MAX_BYTES,
@@ -227,7 +228,8 @@ def make_failure(text: str, code: str = "error") -> dict[str, Any]:
 
 def explain_error(error: BaseException) -> str:
     """Return the type and message of an exception, for the model."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message = get_message(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def report_unawaited(questions: Sequence[Question[Any]], name: str, public_name: str) -> str:

@@ -43,6 +43,17 @@ async def fails_silently() -> None:
     raise ValueError
 
 
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+@tool
+async def fails_unreadably() -> None:
+    """Fails."""
+    raise UnreadableError
+
+
 @tool
 async def times_out_by_itself() -> None:
     """Fails."""
@@ -93,6 +104,7 @@ async def raises_a_group() -> None:
         (fails_plainly, "No city is called 'Osllo'."),
         (fails_oddly, "KeyError: 'city'"),
         (fails_silently, "ValueError"),
+        (fails_unreadably, "UnreadableError: UnreadableError.__str__ raised RuntimeError"),
         (times_out_by_itself, "TimeoutError: the weather service is slow"),
         (exits, "exit"),
         (exits_on_the_loop, "exit"),
