@@ -293,6 +293,18 @@ async def test_token_that_is_not_a_valid_header_is_refused(field: dict[str, Any]
             await client.create_task_push_notification_config(config)
 
 
+@pytest.mark.parametrize("id", ["a\r\nERROR forged", "\x1b[2J", "\x9b2J", "a\u202eb", "a" * 4_001])
+async def test_webhook_with_an_id_that_cannot_be_logged_is_refused(id: str) -> None:
+    async with (
+        serve_a2a(make_clerk(call("pay", amount=5)), push=LOCAL) as served,
+        served.client(streaming=False) as client,
+    ):
+        task = await read_task(client.send_message(message_request()))
+        config = make_config("http://127.0.0.1:1/", task_id=task.id, id=id)
+        with pytest.raises(InvalidParamsError, match="printable"):
+            await client.create_task_push_notification_config(config)
+
+
 async def test_run_cannot_use_the_context_of_the_webhook_configuration() -> None:
     async with serve_a2a(make_clerk("Hi."), push=LOCAL) as served:
         with pytest.raises(ConfigurationError, match="control characters"):
