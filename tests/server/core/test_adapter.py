@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -33,6 +35,8 @@ class PlainText(Adapter):
             Endpoint("POST", "/runs", self.ask, Question),
             Endpoint("GET", "/runs", self.count),
             Endpoint("GET", "/broken", self.fail, public=True),
+            Endpoint("GET", "/broken/{name}", self.fail, public=True),
+            Endpoint("GET", "/refused/{name}", self.refuse, public=True),
         ]
 
     @override
@@ -50,6 +54,9 @@ class PlainText(Adapter):
 
     async def fail(self, call: Call[None, None]) -> Response:
         raise ZeroDivisionError("a secret")
+
+    async def refuse(self, call: Call[None, None]) -> Response:
+        raise ConfigurationError(f"invalid: {call.request.path_params['name']}")
 
 
 def make_runtime(model: ScriptedModel) -> Runtime:
@@ -102,6 +109,23 @@ async def test_exception_of_a_handler_is_logged_and_not_revealed(caplog: pytest.
     assert answer.status_code == 500
     assert answer.text == "internal: internal server error"
     assert "GET /broken failed" in caplog.text
+
+
+@pytest.mark.parametrize(("path", "status"), [("broken", 500), ("refused", 422)])
+async def test_text_of_a_client_is_logged_on_one_line_without_control_characters(
+    path: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    attack = quote("x\r\nERROR forged\x1b[2J\x9b\u202ey" + "z" * 5_000)
+    caplog.set_level(logging.INFO, logger="rxloop")
+    async with make_runtime(ScriptedModel()) as runtime:
+        async with make_client(PlainText(runtime, agent="a", auth=bearer(TOKENS))) as client:
+            answer = await client.get(f"/{path}/{attack}")
+
+    assert answer.status_code == status
+    [message] = [each.getMessage() for each in caplog.records if each.name == "rxloop"]
+    assert "ERROR forged" in message
+    assert message.isprintable()
+    assert len(message) < 1_000
 
 
 async def test_drained_stream_ends_with_the_last_frame_of_its_writer() -> None:
