@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Generator
@@ -38,6 +39,7 @@ def test_view_serves_the_runs_of_a_database_without_changing_them(workspace: Wor
     workspace.run("run", "2 + 2")
     with start_viewer(workspace, "view") as address, httpx.Client(base_url=address) as client:
         assert "<title>rxloop</title>" in client.get("").text
+        assert client.get("..").headers["location"] == "view/"
         runs = client.get("../runs").json()["runs"]
         assert [run["state"] for run in runs] == ["completed"]
         access = client.get("../me").json()
@@ -60,6 +62,18 @@ def test_demo_shows_its_run_in_the_viewer(workspace: Workspace) -> None:
             first = client.get(f"../runs/{task_id}/events", params={"from": 1, "to": 1}).text
             fork = client.post(f"../runs/{task_id}/fork", json={"at": 1})
             assert fork.status_code == 202, fork.text
+            lines = client.get(
+                f"../runs/{task_id}/events", headers={"accept": "application/x-ndjson"}
+            ).text.splitlines()
+            events = map(json.loads, lines)
+            [seq] = [
+                each["seq"]
+                for each in events
+                if each["kind"] == "tool-complete" and each["call"]["name"] == "get_weather"
+            ]
+            changed = {"at": seq, "results": {"1/1": {"temperature": -2.0, "unit": "C", "sky": "snow"}}}
+            replaced = client.post(f"../runs/{task_id}/fork", json=changed)
+            assert replaced.status_code == 202, replaced.text
     assert run["state"] == "completed"
     assert "How warm is it in Rome?" in first
 

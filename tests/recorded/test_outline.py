@@ -190,6 +190,23 @@ def test_thoughts_refer_to_related_replaced_and_merged_thoughts() -> None:
     assert page.label == ["One", "Two", "Three", "Four"]
 
 
+def test_thoughts_about_a_call_follow_the_last_thought_of_its_message() -> None:
+    envelope: dict[str, Any] = {"task_id": "run", "attempt": 1, "step": "1"}
+    request: dict[str, Any] = {"model": "m", "message_count": 1, "tool_count": 1, "estimated_input_tokens": 1}
+    work, rest = ToolCall(id="work", name="work"), ToolCall(id="rest", name="rest")
+    events = [
+        ThoughtStreamEvent(seq=1, thought_id="plan", content="Plan", **envelope),
+        ToolStartEvent(seq=2, call=work, idempotency_key="1", **envelope),
+        LLMCallEvent(seq=3, iteration=2, **request, **envelope),
+        # No thought led to this call.
+        ToolStartEvent(seq=4, call=rest, idempotency_key="2", **envelope),
+        ThoughtStreamEvent(seq=5, thought_id="a", content="One", related_to="work", **envelope),
+        ThoughtStreamEvent(seq=6, thought_id="b", content="Two", related_to="rest", **envelope),
+    ]
+    page = outline(events)
+    assert (page.a[4], page.a[5]) == (1, 0)
+
+
 def test_discarded_calls_vendor_tools_and_large_contexts_have_flags() -> None:
     envelope: dict[str, Any] = {"task_id": "run", "attempt": 1, "step": "1"}
     early = ToolCall(id="1", name="work")

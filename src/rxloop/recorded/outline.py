@@ -78,7 +78,7 @@ class OutlineState:
     open: Mapping[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
     """Sequence numbers of events that started something which has not ended yet."""
     thoughts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Sequence numbers of thoughts by thought id."""
+    """Sequence numbers of thoughts by thought id, and of the thoughts that led to tool calls by call id."""
     counts: HistoryCounts = field(default_factory=HistoryCounts)
     spending: Spending = field(default_factory=lambda: Spending(None))
 
@@ -178,6 +178,7 @@ class OutlineFold:
             case LLMCallEvent():
                 key = ("call", event.task_id, event.step)
                 earlier, opened[key] = opened.get(key, 0), event.seq
+                opened.pop(("thought", event.task_id), None)
                 return earlier, RETRIED if earlier else 0
             case LLMFailedEvent():
                 retried = 0 if event.retry_in is None else RETRIED
@@ -187,6 +188,8 @@ class OutlineFold:
                 return opened.pop(("call", event.task_id, event.step), 0), flags
             case ToolStartEvent():
                 opened["tool", event.task_id, event.step, event.index] = event.seq
+                # Thoughts about a call follow the last thought of the message that contains the call.
+                self._thoughts[event.call.id] = opened.get(("thought", event.task_id), 0)
             case ToolCompleteEvent():
                 start = opened.pop(("tool", event.task_id, event.step, event.index), 0)
                 is_refused = not start and "canceled" not in (event.code, event.error)
@@ -217,14 +220,12 @@ class OutlineFold:
             case ThoughtStreamEvent():
                 merged = None if event.session is None else event.session.merges_id
                 last = self._thoughts.get(merged or "", 0)
-                self._thoughts[event.thought_id] = event.seq
+                self._thoughts[event.thought_id] = opened["thought", event.task_id] = event.seq
                 return last, 0
             case ContextCompressedEvent(budget_unmet=True):
                 return 0, TRUNCATED
-            case _ if event.kind in ("thinking-failed", "tools-unavailable"):
-                return 0, FAILED
             case _:
-                pass
+                return 0, FAILED if event.kind in ("thinking-failed", "tools-unavailable") else 0
         return 0, 0
 
     def _find_thoughts(self, event: ThoughtStreamEvent) -> tuple[int, int]:

@@ -130,6 +130,43 @@ async def test_pages_do_not_scroll_sideways_on_a_phone(
                 assert await page.evaluate(WIDTH) <= PHONE[0], name
 
 
+async def test_events_and_other_pages_are_reached_on_a_phone(page: Page, weather: tuple[EventLog, str]) -> None:
+    log, task_id = weather
+    await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    async with serve_view(log) as url:
+        await page.goto(url)
+        await page.get_by_role("link", name="Problems").click()
+        await expect(page.get_by_role("heading", name="Problems", exact=True)).to_be_in_viewport(ratio=1)
+        await page.get_by_role("link", name="Experiments").click()
+        await page.get_by_role("link", name="Runs", exact=True).click()
+        await expect(find_rows(page, "Runs")).to_have_count(1)
+        await page.goto(f"{url}#/r/{task_id}/events")
+        await find_rows(page, "Events").nth(11).click()
+        for name in ("To the end", "Inspector"):
+            await expect(page.get_by_role("button", name=name)).to_be_in_viewport(ratio=1)
+        await page.get_by_role("button", name="Inspector").click()
+        await expect(find_inspector(page)).to_contain_text("11 °C, dry until 15:00")
+        await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="To the end").click()
+        assert "at=" not in page.url
+
+
+async def test_keys_are_listed_by_page(page: Page) -> None:
+    async with serve_view(MemoryEventLog()) as url:
+        for size in (DESK, PHONE):
+            await page.set_viewport_size({"width": size[0], "height": size[1]})
+            await page.goto(url)
+            await page.get_by_role("button", name="Keys").click()
+            keys = page.get_by_role("dialog", name="Keys")
+            await expect(keys.get_by_role("region", name="Run", exact=True)).to_contain_text("play or pause")
+            await expect(keys.get_by_role("region", name="List of runs")).to_contain_text("mark up to two runs")
+            box = await keys.bounding_box()
+            assert box
+            assert (box["x"] >= 0, box["x"] + box["width"] <= size[0]) == (True, True)
+            await keys.get_by_role("button", name="Close the keys").click()
+            await expect(keys).to_have_count(0)
+
+
 async def test_every_control_is_reached_by_keyboard(page: Page, conversation: tuple[EventLog, str]) -> None:
     log, task_id = conversation
     async with serve_view(log) as url:

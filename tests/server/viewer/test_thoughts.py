@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,7 @@ from rxloop import (
     ThoughtStreamEvent,
     Usage,
     sequential_thinking,
+    tool,
 )
 from rxloop.cli.service.adapters import create_adapters, create_application
 from rxloop.protocol.events import SessionLink, ThoughtDeltaEvent
@@ -143,6 +145,35 @@ async def test_list_follows_new_thoughts_at_its_end(page: Page) -> None:
             model.go_on.set()
             await asyncio.sleep(0)
         await expect(find_rows(page, "Thoughts").filter(has_text="Thought 29")).to_be_in_viewport()
+
+
+async def test_thoughts_about_a_result_follow_the_thought_before_the_call(page: Page) -> None:
+    @tool
+    async def look() -> str:
+        """Look around."""
+        return "rain"
+
+    def reason(text: str, **more: Any) -> ScriptedCall:
+        return call("think_aloud", thought=text, thought_type="observation", **more)
+
+    model = PonderingModel([reason("I look."), call("look", "c")], [reason("It rains.", related_to="c")], "Rain.")
+    runtime = Runtime({"guide": Agent(model, tools=[look])}, log=MemoryEventLog())
+    app = create_application(create_adapters(runtime, ["view"], {}), (), "127.0.0.1", keys=False)
+    row = find_rows(page, "Thoughts").filter(has_text="It rains.")
+    async with runtime, serve_app(app) as url:
+        run = await runtime.start("guide", "Where?")
+        await page.goto(f"{url}/view/#/r/{run.task_id}/thoughts")
+        for _ in range(3):
+            await asyncio.wait_for(model.reached.wait(), 30)
+            model.reached.clear()
+            model.go_on.set()
+        await expect(row).to_contain_text(re.compile("It rains. *follows 2"))
+        # All types fit into their column.
+        assert await row.locator("b").evaluate(
+            "each => each.parentElement.scrollWidth <= each.parentElement.clientWidth"
+        )
+        await page.reload()
+        await expect(row).to_contain_text(re.compile("It rains. *follows 2"))
 
 
 async def store_thoughts(log: MemoryEventLog, count: int) -> None:

@@ -273,7 +273,7 @@ async def test_settings_and_links_are_kept(page: Page, weather: tuple[EventLog, 
     async with serve_view(log) as url:
         await open_timeline(page, url, task_id, "?at=1.14.0")
         await page.get_by_role("button", name="Copy link").click()
-        await expect(page.locator(".unseen[role=status]")).to_have_text("Link copied")
+        await expect(page.locator(".notice-line")).to_have_text("Link copied")
         assert await page.evaluate("navigator.clipboard.readText()") == page.url
         await page.keyboard.press("j")
         await page.keyboard.press("c")

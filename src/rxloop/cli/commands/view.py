@@ -145,10 +145,12 @@ def create_viewer(runtime: Runtime, cases: Path | None = None) -> tuple[ASGIApp,
         runtime: Runtime with the event log.
         cases: JSONL file to which clients may append runs.
     """
+    from starlette.responses import RedirectResponse
+
     from rxloop.cli.service.adapters import LocalNames, MountedAdapter, create_application
     from rxloop.server import Principal, api, viewer
 
-    reader = Principal("", frozenset({"others", "internal", "cases"}))
+    reader = Principal("", frozenset({"others", "internal", "effects", "cases"}))
 
     def authenticate(request: HTTPConnection) -> Principal:
         return reader
@@ -159,8 +161,14 @@ def create_viewer(runtime: Runtime, cases: Path | None = None) -> tuple[ASGIApp,
         MountedAdapter("/view", "the viewer", adapters[1], owns_prefix=False),
     ]
     app = create_application(mounted, (), HOST, keys=True)
+
+    async def redirect_root(scope: Scope, receive: Receive, send: Send) -> None:
+        # People type the address without its path.
+        is_root = scope["type"] == "http" and scope["path"] == "/"
+        await (RedirectResponse("view/") if is_root else app)(scope, receive, send)
+
     # The page shows actions if there are agents.
-    return LocalNames(app if runtime.agents else ReadOnly(app), HOST, ()), adapters
+    return LocalNames(redirect_root if runtime.agents else ReadOnly(redirect_root), HOST, ()), adapters
 
 
 class StartOnRequest:

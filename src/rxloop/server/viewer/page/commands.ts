@@ -4,7 +4,7 @@ import { TABS } from './address.ts';
 import { stepDifference } from './compare.ts';
 import { addWaiting, compareMarked } from './runs.ts';
 import {
-  address, announcement, forkAt, marked, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, now, playhead, problems, revision,
+  address, forkAt, marked, change, filtered, goLive, isFollowing, isHelpOpen, isInspectorOpen, isPlaying, keepSetting, model, notify, now, playhead, problems, revision,
   select, selected, selectedRow, show, shownRows, shownWindow, speed, theme, toggle, toggleWrap, go,
 } from './store.ts';
 import type { ThoughtGraph } from './thoughts.ts';
@@ -53,7 +53,7 @@ const COMMANDS: Record<string, () => void> = {
   previousDifference: () => stepDifference(-1),
   mark: () => {
     marked.value = marked.value === playhead.value ? 0 : playhead.value;
-    announcement.value = marked.value ? `event ${marked.value} marked` : 'no event marked';
+    notify(marked.value ? `Event ${marked.value} is marked. States are compared with it.` : 'No event is marked.');
   },
   trueTime: () => {
     model.value.isTrueTime = !model.value.isTrueTime;
@@ -77,7 +77,7 @@ export function toggleTheme(): void {
 export function copyLink(): void {
   // Browsers refuse the clipboard to pages without encryption, except on this machine.
   const copied = navigator.clipboard?.writeText(location.href) ?? Promise.reject(new Error('no clipboard'));
-  copied.then(() => { announcement.value = 'Link copied'; }, () => { announcement.value = 'The link could not be copied'; });
+  copied.then(() => notify('Link copied'), () => notify('The link could not be copied'));
 }
 
 function close(): void {

@@ -10,6 +10,8 @@ export interface Plan {
   step: string;
   /** Names of started calls without a copied result. */
   calls: string[];
+  /** True if the event itself starts the last one of these calls. */
+  isStart: boolean;
   /** Number of calls of the copied messages that were not started. */
   unstarted: number;
   /** True if the copied events contain the final answer, so that only a new message continues the run. */
@@ -30,7 +32,7 @@ export function planFork(outline: Outline, seq: number): Plan {
     else if (kind === 'tool-complete' || kind === 'tool-voided') open.delete(outline.opens[i]);
   }
   const isLast = answered >= 0 && isAnswered && outline.final && !isContinued(outline, answered);
-  return { step: step ? (isAnswered ? String(Number(step) + 1) : step) : '1', calls: [...open.values()], unstarted: Math.max((outline.calls[last] ?? 0) - open.size, 0), isOver: isLast };
+  return { step: step ? (isAnswered ? String(Number(step) + 1) : step) : '1', calls: [...open.values()], isStart: outline.kind[last] === 'tool-start', unstarted: Math.max((outline.calls[last] ?? 0) - open.size, 0), isOver: isLast };
 }
 
 /** True if the run calls tools or the model after an answer. */
@@ -47,10 +49,11 @@ export function describePlan(plan: Plan, { seq, model, hasPrompt, hasResult, may
   const copied = seq === 1 ? 'Starts from the beginning.' : `Copies ${seq} events.`;
   const name = model || 'the model';
   if (plan.isOver && !hasPrompt && !hasResult) return `${copied} The copied events contain the final answer, so that nothing is asked.`;
-  const calls = plan.calls.slice(hasResult ? 1 : 0);
+  const calls = hasResult && plan.isStart ? plan.calls.slice(0, -1) : plan.calls;
   const count = calls.length + plan.unstarted;
-  const others = plan.unstarted ? ` Executes ${plan.unstarted} ${plural(plan.unstarted, 'call')}${mayRepeat ? '' : ', unless they have effects'}.` : '';
-  const repeated = hasPrompt ? count ? ` Cancels ${count} open ${plural(count, 'call')}.` : '' : !calls.length ? others : others + (mayRepeat ? ` Executes ${calls.join(', ')} again.` : ` Calls that were started (${calls.join(', ')}) are only repeated if they have no effects, and interrupted otherwise.`);
+  const others = plan.unstarted ? ` Executes ${plan.unstarted} ${plural(plan.unstarted, 'call')}${mayRepeat ? '' : `, unless ${plan.unstarted === 1 ? 'it was' : 'they were'} started later by a tool that is not idempotent`}.` : '';
+  const started = calls.length ? ` Calls that were started (${calls.join(', ')}) are repeated if their tools are idempotent, and interrupted otherwise.` : '';
+  const repeated = !hasPrompt ? others + started : count ? ` Cancels ${count} open ${plural(count, 'call')}.` : '';
   return `${copied}${repeated} Asks ${name} again from step ${plan.step}.`;
 }
 

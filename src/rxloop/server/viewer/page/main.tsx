@@ -4,7 +4,7 @@ import { render, type FunctionComponent } from 'preact';
 import { formatAddress, type Address } from './address.ts';
 import { runCommand } from './commands.ts';
 import { makeKeymap } from './keys.ts';
-import { address, announcement, api, isFile, go, isHelpOpen, lettersOff, needsKey, open, useKey } from './store.ts';
+import { address, announcement, api, isFile, go, isHelpOpen, isNotice, lettersOff, needsKey, open, useKey } from './store.ts';
 import { Help } from './parts/help.tsx';
 import { KeyForm } from './parts/keyform.tsx';
 import { DiffPage } from './views/diff.tsx';
@@ -22,7 +22,7 @@ function Page() {
     <>
       <View />
       {isHelpOpen.value && <Help />}
-      <div class="unseen" role="status">{announcement.value}</div>
+      <div class={isNotice.value ? 'notice-line' : 'unseen'} role="status">{announcement.value}</div>
     </>
   );
 }

@@ -281,7 +281,7 @@ function summarize(event: Event): [name: string, label: string, flags: number, a
     case 'content-complete': {
       const cut = event.finishReason === 'length' || event.finishReason === 'interrupted' ? CUT : 0;
       const calls = event.toolCalls?.slice(0, 8).map(each => each.name).join(', ');
-      return [event.finishReason ?? '', event.content || calls || (event.finishReason ?? ''), cut, toMilliseconds(event.firstToken), toMilliseconds(event.longestSilence)];
+      return ['', event.content || calls || (event.finishReason ?? ''), cut, toMilliseconds(event.firstToken), toMilliseconds(event.longestSilence)];
     }
     case 'usage': return ['', '', 0, event.inputTokens ?? 0, event.outputTokens ?? 0];
     case 'tool-start': return [event.call?.name ?? '', argumentsOf(event.call?.arguments), 0, 0, 0];

@@ -1,7 +1,7 @@
 // The list of runs, kept current by the live list of the API. New runs wait until the reader adds them.
 
 import { signal } from '@preact/signals';
-import { address, announcement, api, go, needsKey, signIn } from './store.ts';
+import { address, api, go, needsKey, notify, signIn } from './store.ts';
 import { ApiError, pause, PAUSES, type RunInfo } from './api.ts';
 import { addPage, addRun, parseTerms, STATES, toMoment, type Lists } from './runlist.ts';
 
@@ -69,7 +69,7 @@ export async function loadMore(): Promise<void> {
   const page = await api.runs({ limit: PAGE, details: 1, after }).catch(() => null);
   // A second click may have loaded the same page.
   if (next.value !== after) return;
-  if (!page) return void (announcement.value = 'Older runs could not be loaded. Try again.');
+  if (!page) return notify('Older runs could not be loaded. Try again.');
   const known = new Set(lists.value.runs.map(run => run.taskId));
   lists.value = { ...lists.value, runs: [...lists.value.runs, ...page.runs.filter(run => !known.has(run.taskId))] };
   next.value = page.next ?? undefined;

@@ -23,6 +23,19 @@ export const isWrapped = signal(readSetting('wrap') !== 'off');
 export const needsKey = signal(false);
 export const me = signal<Me | null>(null);
 export const announcement = signal('');
+/** True while the announcement is also visible. */
+export const isNotice = signal(false);
+let noticeTimer = 0;
+
+/** Tell all readers the outcome of an action, for a few seconds. */
+export function notify(text: string): void {
+  clearTimeout(noticeTimer);
+  batch(() => {
+    announcement.value = text;
+    isNotice.value = true;
+  });
+  noticeTimer = window.setTimeout(() => { isNotice.value = false; }, 3000);
+}
 
 const base = document.querySelector<HTMLMetaElement>('meta[name=rxloop-api]')?.content ?? '../';
 const findBlock = (name: string): string | null => document.querySelector(`script[type="application/gzip"][data-name="${name}"]`)?.textContent ?? null;
@@ -337,7 +350,7 @@ function announce(event: Event): void {
     : event.kind === 'input-required' ? `question: ${event.input.prompt}`
     : event.kind === 'status-update' && event.final && !event.parentTaskId ? `run ${event.state}`
     : '';
-  if (!text || Date.now() - announcedAt < 3000) return;
+  if (!text || isNotice.peek() || Date.now() - announcedAt < 3000) return;
   announcedAt = Date.now();
   announcement.value = text;
 }

@@ -119,7 +119,7 @@ function Selected({ index: i }: { index: number }) {
         <span>seq {seq}</span><span>+{formatDuration(outline.time[i])}</span>
         {outline.step[i] && <span>step {outline.step[i]}</span>}
         <span>attempt {outline.attemptOf(seq)}</span>
-        <span class="mono">…{taskId.slice(-2)}/{outline.attemptOf(seq)}.{seq}.0</span>
+        <span class="mono" title="End of the cursor of this event: run, attempt, seq and fragment">…{taskId.slice(-2)}/{outline.attemptOf(seq)}.{seq}.0</span>
       </Head>
       <div class="tabs small" role="tablist">
         {panels.map(name => (

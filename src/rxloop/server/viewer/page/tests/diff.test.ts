@@ -76,17 +76,20 @@ const FORKED = makeOutline(makeEvents([
 test('a plan names the step and the open calls of a fork', () => {
   const plans = [1, 2, 3, 5, 6, 8, 9].map(seq => planFork(FORKED, seq));
   assert.deepEqual(plans, [
-    { step: '1', calls: [], unstarted: 0, isOver: false }, { step: '1', calls: [], unstarted: 0, isOver: false }, { step: '2', calls: [], unstarted: 0, isOver: false },
-    { step: '2', calls: ['look', 'pay'], unstarted: 0, isOver: false }, { step: '2', calls: ['pay'], unstarted: 0, isOver: false },
-    { step: '2', calls: [], unstarted: 0, isOver: false }, { step: '3', calls: [], unstarted: 0, isOver: true },
+    { step: '1', calls: [], isStart: false, unstarted: 0, isOver: false }, { step: '1', calls: [], isStart: false, unstarted: 0, isOver: false }, { step: '2', calls: [], isStart: false, unstarted: 0, isOver: false },
+    { step: '2', calls: ['look', 'pay'], isStart: true, unstarted: 0, isOver: false }, { step: '2', calls: ['pay'], isStart: false, unstarted: 0, isOver: false },
+    { step: '2', calls: [], isStart: false, unstarted: 0, isOver: false }, { step: '3', calls: [], isStart: false, unstarted: 0, isOver: true },
   ]);
   const options = { seq: 5, model: 'm', hasPrompt: false, hasResult: false, mayRepeat: true };
-  assert.equal(describePlan(plans[3], options), 'Copies 5 events. Executes look, pay again. Asks m again from step 2.');
-  assert.equal(describePlan(plans[3], { ...options, hasResult: true }), 'Copies 5 events. Executes pay again. Asks m again from step 2.');
+  const started = (calls: string) => `Copies 5 events. Calls that were started (${calls}) are repeated if their tools are idempotent, and interrupted otherwise. Asks m again from step 2.`;
+  assert.equal(describePlan(plans[3], options), started('look, pay'));
+  // The result replaces the call that the event starts.
+  assert.equal(describePlan(plans[3], { ...options, hasResult: true }), started('look'));
+  assert.match(describePlan(plans[4], { ...options, hasResult: true }), /started \(pay\)/);
   assert.equal(describePlan(plans[3], { ...options, hasPrompt: true }), 'Copies 5 events. Cancels 2 open calls. Asks m again from step 2.');
   assert.equal(describePlan({ ...plans[3], unstarted: 1 }, { ...options, hasPrompt: true }), 'Copies 5 events. Cancels 3 open calls. Asks m again from step 2.');
   assert.equal(describePlan({ ...plans[2], unstarted: 1 }, options), 'Copies 5 events. Executes 1 call. Asks m again from step 2.');
-  assert.match(describePlan(plans[3], { ...options, mayRepeat: false }), /only repeated if they have no effects/);
+  assert.match(describePlan({ ...plans[2], unstarted: 1 }, { ...options, mayRepeat: false }), /Executes 1 call, unless it was started later by a tool that is not idempotent/);
   assert.equal(describePlan(plans[0], { ...options, seq: 1, hasPrompt: true }), 'Starts from the beginning. Asks m again from step 1.');
   assert.match(describePlan(plans[6], options), /nothing is asked/);
 });

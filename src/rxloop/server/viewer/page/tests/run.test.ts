@@ -138,7 +138,8 @@ test('labels of calls contain the lengths of lists and objects', () => {
 });
 
 test('streamed answers and ends have the same label as in an outline of the log', () => {
-  const { label } = makeOutline();
+  const { label, name } = makeOutline();
+  assert.deepEqual([name[1], name[4]], ['working', '']);
   assert.deepEqual([label[1], label[4], label[12], label[20]], ['', 'get_forecast, get_forecast', 'I ask.', 'Go.']);
   const ends = makeOutline(makeEvents([
     [0, 'content-complete', { content: '', finishReason: 'length' }],

@@ -60,8 +60,8 @@ export function Conversation() {
 function Readers({ isModel }: { isModel: boolean }) {
   return (
     <div class="readers" role="group" aria-label="Conversation as seen by">
-      <button aria-pressed={!isModel} onClick={() => changeAddress({ as: 'person' })}>Person</button>
-      <button aria-pressed={isModel} onClick={() => changeAddress({ as: 'model' })}>Model</button>
+      <button aria-pressed={!isModel} title="Messages, answers and calls as the user saw them" onClick={() => changeAddress({ as: 'person' })}>Person</button>
+      <button aria-pressed={isModel} title="Messages of the last request, as they were sent to the model" onClick={() => changeAddress({ as: 'model' })}>Model</button>
     </div>
   );
 }

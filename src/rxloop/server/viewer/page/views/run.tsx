@@ -6,7 +6,7 @@ import { TABS, type Tab } from '../address.ts';
 import { pan, step, zoomAt } from '../commands.ts';
 import { stepMatch } from '../find.ts';
 import {
-  address, change, connection, failure, filtered, go, info, isAtEnd, isInspectorOpen, isLoading, useModel, now, openRun, playhead,
+  address, change, connection, failure, filtered, go, goLive, info, isAtEnd, isInspectorOpen, isLoading, useModel, now, openRun, playhead,
   problems,
   playheadTime, shownWindow, words,
 } from '../store.ts';
@@ -53,7 +53,7 @@ export function RunPage() {
   document.title = `${openCount.value ? `(${openCount.value}) ` : ''}${title} · rxloop`;
   return (
     <div class="page run">
-      <Header path={<><a href="#/">Runs</a><i>/</i>{agent && <><span><bdi>{toLine(agent)}</bdi></span><i>/</i></>}<h1><bdi>{title}</bdi></h1>{!isMissing && <State state={stateNow()} />}</>}>
+      <Header path={<><a href="#/">Runs</a><i>/</i>{agent && <><span><bdi>{toLine(agent)}</bdi></span><i>/</i></>}<h1 title={title}><bdi>{title}</bdi></h1>{!isMissing && <State state={stateNow()} />}</>}>
         {!isMissing && <><Stats /><FileNote /><PublicNote /><ShareButton /></>}
       </Header>
       {!isMissing && <><Tabs /><MatchBar /></>}
@@ -119,7 +119,10 @@ function Tabs() {
       <span onKeyDown={event => { if (event.key === 'Enter') goToMatch(event.shiftKey ? -1 : 1); }}>
         <Filter value={q} label="Filter" hint="Find text, or filter: kind:tool ok:no >2s" onChange={text => change({ q: text })} />
       </span>
-      {!isInspectorOpen.value && <button onClick={() => { isInspectorOpen.value = true; }}>Inspector</button>}
+      <span class="sticky">
+        {!isAtEnd.value && <button class="narrow" onClick={goLive}>{outline.final ? 'To the end' : 'Go live'}</button>}
+        {!isInspectorOpen.value && <button onClick={() => { isInspectorOpen.value = true; }}>Inspector</button>}
+      </span>
     </nav>
   );
 }

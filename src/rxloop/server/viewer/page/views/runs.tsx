@@ -47,7 +47,7 @@ export function RunsPage() {
         {items.length ? (
           <List
             role="grid" label="Runs" count={items.length} height={36} current={-1}
-            columns={['state', 'asked', 'agent', ...(hasOwners ? ['owner'] : []), 'model', 'calls', 'tokens', 'cost', 'rate', 'duration', 'age']}
+            columns={['state', 'asked', 'agent', ...(hasOwners ? ['owner'] : []), 'model', 'tool calls', 'tokens', 'cost', 'rate', 'duration', 'age']}
             render={(k, top) => <Row key={key(items[k])} item={items[k]} number={k} top={top} hasOwner={!!hasOwners} />}
           />
         ) : isReady.value && !isSearching() ? <Nothing /> : unreachable.value ? <div class="empty"><h2>The server cannot be reached</h2></div> : null}
