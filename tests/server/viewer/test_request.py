@@ -88,6 +88,23 @@ async def test_request_shows_the_mask_and_the_history_shows_the_name(page: Page)
         await expect(page.get_by_label("Conversation").get_by_text("Ann wants to find the crate.")).to_be_visible()
 
 
+async def test_request_that_the_log_does_not_contain_yet_is_loaded_later(page: Page) -> None:
+    log, task_id, calls = await record(count=2)
+    error = {"code": "not_found", "message": "event 3 is not a model call of this run"}
+    asked: list[str] = []
+
+    async def answer(route: Route) -> None:
+        # The stream of a live run is some milliseconds ahead of its log.
+        asked.append(route.request.url)
+        await (route.fulfill(status=404, json={"error": error}) if len(asked) < 3 else route.continue_())
+
+    async with serve_view(log) as url:
+        await page.route("**/requests/*", answer)
+        inspector = await open_request(page, url, task_id, calls[0].seq)
+        await expect(find_part(inspector, 0)).to_contain_text("Ann wants to find the crate.")
+        assert asked == asked[:1] * 3
+
+
 async def test_changes_are_marked_and_the_sum_of_the_parts_is_the_estimate(page: Page) -> None:
     settings = ModelSettings(temperature=0.5, tool_choice="auto")
     log, task_id, calls = await record(count=3, settings=settings)

@@ -41,13 +41,27 @@ function hasEnded(seq: number): boolean {
   return false;
 }
 
+const MAX_TRIES = 10;
+
+/** Fetch a request. The log contains it some milliseconds after the stream. */
+async function readStored(taskId: string, seq: number): Promise<SentRequest> {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await api.sentRequest(taskId, seq, wholes.has(seq));
+    } catch (error) {
+      if (toApiError(error).code !== 'not_found' || tries === MAX_TRIES) throw error;
+      await new Promise(done => setTimeout(done, 50 * tries));
+    }
+  }
+}
+
 async function fetchRequest(seq: number): Promise<void> {
   const { taskId } = model.peek();
   const key = `${taskId} ${seq}`;
   if (loading.has(key)) return;
   loading.add(key);
   try {
-    const request = await api.sentRequest(taskId, seq, wholes.has(seq));
+    const request = await readStored(taskId, seq);
     if (model.peek().taskId !== taskId) return;
     requests.delete(seq);
     requests.set(seq, request);
