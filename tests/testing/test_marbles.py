@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from dataclasses import dataclass
 
 import pytest
@@ -8,6 +9,7 @@ import reactivex as rx
 from hypothesis import given
 from hypothesis import strategies as st
 from reactivex import Observable
+from reactivex import operators as ops
 
 from rxloop import Agent, Run
 from rxloop.errors import ConfigurationError, RxloopError
@@ -172,6 +174,16 @@ def test_stream_error_is_a_hash_sign_and_is_shown() -> None:
         assert_marbles(timed(CALL, 0.025, error=ValueError("no")), "l-#")
         with pytest.raises(AssertionError, match=r"#  ValueError\('no'\)"):
             assert_marbles(timed(CALL, 0.025, error=ValueError("no")), "l-|")
+
+
+def test_assertion_contains_the_traceback_of_the_operator_that_failed() -> None:
+    def fail(event: Event) -> None:
+        raise ZeroDivisionError
+
+    with virtual_time(), pytest.raises(AssertionError) as caught:
+        assert_marbles(timed(CALL).pipe(ops.map(fail)), "l|")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert traceback.extract_tb(caught.value.__cause__.__traceback__)[-1].name == "fail"
 
 
 def test_endless_stream_raises_an_error_with_its_events() -> None:

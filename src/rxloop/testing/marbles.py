@@ -111,7 +111,9 @@ def assert_marbles(
     ]
     if any(mark == UNKNOWN and not isinstance(item, Event) for _, mark, item in records):
         message.append(f"{UNKNOWN} is a value without a letter: pass letters, such as values={{'a': 1.5}}")
-    raise AssertionError("\n".join(message))
+    errors = [item for _, mark, item in records if mark == ERROR and isinstance(item, Exception)]
+    # The traceback of the error shows which operator failed.
+    raise AssertionError("\n".join(message)) from next(iter(errors), None)
 
 
 def _describe_around(at: int, records: Sequence[_Record]) -> list[str]:
