@@ -15,7 +15,7 @@ from typing_extensions import override
 from uvicorn.server import ServerState
 
 from rxloop.cli.service import connections
-from rxloop.cli.service.connections import Connection, Connections, default_max_connections
+from rxloop.cli.service.connections import Connection, Connections, count_descriptors, default_max_connections
 from rxloop.cli.service.process import open_listener
 
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
@@ -229,6 +229,16 @@ async def test_client_that_does_not_read_its_response_is_disconnected(close: boo
 
 def test_default_limit_is_below_the_number_of_descriptors() -> None:
     assert [default_max_connections(each) for each in (64, 1024, 1 << 20)] == [48, 768, 10_000]
+
+
+@pytest.mark.parametrize(("soft", "descriptors"), [(200, 200), (-1, 1 << 16)])
+def test_number_of_descriptors_is_the_limit_of_the_process(
+    soft: int, descriptors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "RLIM_INFINITY", -1)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: {resource.RLIMIT_NOFILE: (soft, 1024)}[kind])
+    assert count_descriptors() == descriptors
 
 
 class Silent:
