@@ -400,6 +400,17 @@ async def test_reflection_is_deleted_with_a_run_that_it_summarised(log: EventLog
     assert len(await memory.reflect("ann", model=model)) == 1
 
 
+async def test_reflection_is_deleted_with_a_run_that_it_has_read_but_not_named(log: EventLog) -> None:
+    memory = Memory(log)
+    first, _ = await chat(log, "One."), await chat(log, "Two.")
+    await memory.reflect("ann", model=ScriptedModel(write("One.", await message(memory, "Two.")), "Done."))
+    await log.delete(first)
+    for each in (memory, Memory(log)):
+        assert await facts(each) == []
+        assert [note.text for note in (await each.list_unsummarised("ann"))[0]] == ["Two.", "Fine."]
+    assert [record.agent_name for record in await log.list_runs()] == ["agent"]
+
+
 async def test_failed_reflection_is_repeated() -> None:
     log = MemoryEventLog()
     memory = Memory(log)

@@ -40,6 +40,9 @@ AGENT = "memory"
 REFLECTION = "reflection"
 """Agent name of the runs that summarise notes."""
 
+READ_RUNS = "read_runs"
+"""Metadata key in the `memory-recalled` event of a reflection for the ids of the runs with its messages."""
+
 START = 2
 """Last `seq` of the events at the start of a run, `task` and `status-update`."""
 
@@ -121,6 +124,7 @@ class NoteFold:
         is_own: True if a memory created the run for its notes.
         is_reflection: True if the run summarises notes.
         reflected: Ids of these notes.
+        read_runs: Ids of their runs.
         completed: Time in milliseconds at which the run was completed, or 0.
     """
 
@@ -136,6 +140,7 @@ class NoteFold:
         self.is_own = self.is_reflection = False
         self.completed = 0
         self.reflected: list[str] = []
+        self.read_runs: set[str] = set()
         self._copied = 0
         self._is_first = earlier is None
         """True until the first message or request, if no earlier run of the conversation is known."""
@@ -159,6 +164,7 @@ class NoteFold:
                     # The prompt is not part of a conversation.
                     self.notes = [note for note in self.notes if note.kind != "episode"]
                     self.reflected += event.note_ids
+                    self.read_runs.update(event.metadata.get(READ_RUNS, ()))
                 case StatusUpdateEvent() if is_main:
                     self.completed = event.timestamp if event.state == "completed" else 0
                 # Reflections are not conversations.

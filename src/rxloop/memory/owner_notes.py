@@ -102,7 +102,7 @@ class OwnerNotes:
         self.summarised: set[str] = set()
         self._has_changed = False
         """True if sources and reflections must be checked again."""
-        self._has_duplicates = self.is_outdated = False
+        self.is_outdated = False
         self._new_calls = 0
         """Number of tool calls that were added since old calls were dropped."""
         self._next_check = 0.0
@@ -189,10 +189,15 @@ class OwnerNotes:
         while self._has_changed:
             self._has_changed = False
             self._accept_reflections()
-            missing = {task_id for note in self._linked.values() for task_id in note.runs} - self.runs.keys()
-            # Runs that have not been read yet exist.
-            deleted = {*(await self._find_deleted(missing))}
-            obsolete: set[str] = set()
+            read = {task_id for run in self.runs.values() if run.fold.completed for task_id in run.fold.read_runs}
+            read.update(task_id for note in self._linked.values() for task_id in note.runs)
+            # Runs that have not been added yet exist.
+            deleted = {*(await self._find_deleted(read - self.runs.keys()))}
+            # The model may have named other sources.
+            reflections = [run for run in self.runs.values() if not deleted.isdisjoint(run.fold.read_runs)]
+            obsolete = {run.record.task_id for run in reflections if run.fold.completed}
+            for note_id in [note_id for task_id in obsolete for note_id in self.runs[task_id].numbers]:
+                self._remove(self.notes[note_id])
             for note in [each for each in self._linked.values() if not deleted.isdisjoint(each.runs)]:
                 run = self.runs[note.task_id]
                 self._remove(note)

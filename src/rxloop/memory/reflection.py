@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from rxloop.agents.agent import Agent
 from rxloop.coordination.order import wait_for_end
-from rxloop.memory.notes import REFLECTION, START, Note
+from rxloop.memory.notes import READ_RUNS, REFLECTION, START, Note
 from rxloop.memory.tools import NoteAccess, add_note, changing_notes, render_note
 from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
@@ -22,6 +22,7 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.requests import RunRequest, Signal
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import MemoryRecalledEvent
+from rxloop.protocol.model import FrozenDict
 from rxloop.tools.function import tool
 
 if TYPE_CHECKING:
@@ -113,8 +114,10 @@ class _Messages:
         lines = [_NOTES, *current] if current else []
         messages = _fit(new, 4 * tokens - len("\n".join((*lines, _MESSAGES, ""))))
         lines += [_MESSAGES, *messages] if messages else [_NOTHING]
-        ids = [note.note_id for note in new[: len(messages)]]
-        return "\n".join(lines), MemoryRecalledEvent(note_ids=ids, foreign=foreign, reflection=True)
+        read = new[: len(messages)]
+        event = MemoryRecalledEvent(note_ids=[note.note_id for note in read], foreign=foreign, reflection=True)
+        runs = sorted({task_id for note in read for task_id in note.runs})
+        return "\n".join(lines), event.model_copy(update={"metadata": FrozenDict({READ_RUNS: runs})})
 
 
 def _fit(notes: list[Note], size: int) -> list[str]:
