@@ -103,8 +103,8 @@ class OwnerNotes:
         self._has_changed = False
         """True if sources and reflections must be checked again."""
         self.is_outdated = False
-        self._new_calls = 0
-        """Number of tool calls that were added since old calls were dropped."""
+        self._new_events = 0
+        """Number of events since old tool calls were dropped."""
         self._next_check = 0.0
         """Time of the next listing of all runs."""
 
@@ -126,9 +126,9 @@ class OwnerNotes:
                 for record, events in zip(page, parts, strict=True):
                     if events is not None:
                         self._add_events(record, events)
-                if self._new_calls > 0.25 * _MAX_CALLS:
+                if self._new_events > _MAX_CALLS / 4:
                     drop_old_calls((run.calls for run in reversed(self.runs.values())), _MAX_CALLS)
-                    self._new_calls = 0
+                    self._new_events = 0
             await self._check_sources()
 
     async def _list_all(self) -> list[RunRecord]:
@@ -189,16 +189,11 @@ class OwnerNotes:
         while self._has_changed:
             self._has_changed = False
             self._accept_reflections()
-            read = {task_id for run in self.runs.values() if run.fold.completed for task_id in run.fold.read_runs}
-            read.update(task_id for note in self._linked.values() for task_id in note.runs)
+            sources = {task_id for note in self._linked.values() for task_id in self._find_sources(note)}
             # Runs that have not been added yet exist.
-            deleted = {*(await self._find_deleted(read - self.runs.keys()))}
-            # The model may have named other sources.
-            reflections = [run for run in self.runs.values() if not deleted.isdisjoint(run.fold.read_runs)]
-            obsolete = {run.record.task_id for run in reflections if run.fold.completed}
-            for note_id in [note_id for task_id in obsolete for note_id in self.runs[task_id].numbers]:
-                self._remove(self.notes[note_id])
-            for note in [each for each in self._linked.values() if not deleted.isdisjoint(each.runs)]:
+            deleted = {*(await self._find_deleted(sources - self.runs.keys()))}
+            obsolete: set[str] = set()
+            for note in [each for each in self._linked.values() if not deleted.isdisjoint(self._find_sources(each))]:
                 run = self.runs[note.task_id]
                 self._remove(note)
                 if run.fold.is_reflection or (run.fold.is_own and not run.numbers):
@@ -213,6 +208,10 @@ class OwnerNotes:
                     log.warning("Failed to delete the run %s with notes about a deleted run: %s", task_id, error)
                     continue
                 self.drop_runs([task_id])
+
+    def _find_sources(self, note: Note) -> set[str]:
+        """Return the ids of the runs that a note depends on. The model may have named only some of its sources."""
+        return note.runs | self.runs[note.task_id].fold.read_runs
 
     async def _read(self, record: RunRecord) -> Sequence[Event] | None:
         """Return the new events of a run, or None if it was deleted."""
@@ -232,11 +231,7 @@ class OwnerNotes:
         earlier, is_new = self._latest.get(context_id), run is None
         if run is None:
             run = self.runs[task_id] = _Run(record, NoteFold(None if earlier is None else earlier.fold))
-        had_foreign_text, removal_count, call_count = (
-            run.fold.has_foreign_text,
-            len(run.fold.removals),
-            len(run.calls.calls),
-        )
+        had_foreign_text, removal_count = run.fold.has_foreign_text, len(run.fold.removals)
         if IMPORTED_RUN in record.metadata:
             run.fold.has_foreign_text, run.seq = True, record.seq
         run.record = record
@@ -244,7 +239,7 @@ class OwnerNotes:
         run.calls.add(events)
         if any(removes_calls(removal, run.calls) for removal in self.removals):
             run.calls.calls.clear()
-        self._new_calls += max(len(run.calls.calls) - call_count, 0)
+        self._new_events += len(events)
         if events:
             run.seq = events[-1].seq
         (self._open.discard if run.seq >= record.seq and record.is_over else self._open.add)(task_id)
