@@ -211,7 +211,7 @@ class NoteFold:
         if isinstance(event, MessageAddedEvent) and event.public:
             self._add_messages(event, [Message.user(event.content)])
         elif isinstance(event, ContentCompleteEvent) and event.finish_reason != "canceled" and event.content.strip():
-            self._add_episode(event, event.content, "foreign" if self.has_foreign_text else "model", 0)
+            self._add_episode(event, event.content, "foreign" if self.has_foreign_text else "model")
 
     def _add_change(self, event: MemoryNotedEvent | MemoryForgottenEvent) -> None:
         if event.seq <= self._copied:
@@ -219,17 +219,10 @@ class NoteFold:
         if isinstance(event, MemoryForgottenEvent):
             self.removals.append(event)
         elif event.text.strip():
+            origin = "foreign" if event.origin == "model" and self.has_foreign_text else event.origin
+            fields = {name: getattr(event, name) for name in ("note_id", "text", "author", "confidence", "replaces")}
             self._append(
-                event,
-                note_id=event.note_id,
-                kind=event.note_kind,
-                text=event.text,
-                origin="foreign" if event.origin == "model" and self.has_foreign_text else event.origin,
-                sources=event.sources,
-                created=event.noted,
-                author=event.author,
-                confidence=event.confidence,
-                replaces=event.replaces,
+                event, kind=event.note_kind, origin=origin, sources=event.sources, created=event.noted, **fields
             )
 
     def _add_messages(self, event: Event, messages: Iterable[Message], first: int = 0) -> None:
@@ -237,7 +230,7 @@ class NoteFold:
             if index >= first and message.role == "user" and message.text.strip():
                 self._add_episode(event, message.text, "user", index)
 
-    def _add_episode(self, event: Event, text: str, origin: NoteOrigin, index: int) -> None:
+    def _add_episode(self, event: Event, text: str, origin: NoteOrigin, index: int = 0) -> None:
         self._append(event, note_id=make_note_id(event.cursor, index), kind="episode", text=text, origin=origin)
 
     def _append(
