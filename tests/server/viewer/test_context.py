@@ -98,6 +98,9 @@ async def test_bars_are_the_reported_usage_and_cached_tokens_count_once(page: Pa
         totals = page.get_by_label("Totals", exact=True)
         chart = page.get_by_label("Chart of the requests")
         await expect(chart.get_by_text("step 1", exact=True)).to_be_visible()
+        await expect(chart.get_by_role("img")).to_have_accessible_name(
+            re.compile(f"^31 requests with {total} input tokens, {cached} of them from the cache")
+        )
         await expect(page.get_by_text("input tokens per request")).to_be_visible()
         await expect(page.locator(".chartbox > .tick")).to_have_text(["0", "1,000", "2,000"])
         await expect(totals).to_contain_text(f"31 requests, {total:,} input tokens, {cached:,} of them from the cache")

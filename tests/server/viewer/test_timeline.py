@@ -300,6 +300,7 @@ async def test_back_button_returns_to_the_earlier_event(page: Page, weather: tup
         await find_rows(page, "Events").nth(11).click()
         await expect(find_inspector(page)).to_contain_text("11 °C, dry until 15:00")
         await page.get_by_role("tab", name="Problems").click()
+        assert "at=1.12.0" in page.url
         await page.go_back()
         await expect(find_rows(page, "Events").and_(page.locator(".selected"))).to_contain_text("get_forecast")
         await page.go_back()
@@ -307,3 +308,7 @@ async def test_back_button_returns_to_the_earlier_event(page: Page, weather: tup
         await expect(page.locator(".edge")).to_contain_text("The run is over.")
         await page.go_forward()
         await expect(find_inspector(page)).to_contain_text("11 °C, dry until 15:00")
+        await page.get_by_role("button", name="Go to the end").click()
+        # A link to an event of the open run stops following.
+        await page.evaluate("location.hash += '?at=1.14.0'")
+        await expect(page.locator(".edge")).to_contain_text("38 later events")
