@@ -12,7 +12,7 @@ from rxloop.testing import ScriptedModel, call
 
 async def execute(model: ScriptedModel) -> None:
     async with Runtime({"guide": Agent(model)}, log=MemoryEventLog()) as runtime:
-        record = await runtime.start("guide", "PIN 4711", context_id="c1")
+        record = await runtime.start("guide", "PIN 47-11", context_id="c1")
         await runtime.follow(record.task_id)
 
 
@@ -31,18 +31,18 @@ async def test_completed_run_is_logged_with_its_figures_but_without_content(capl
     ]
     assert fields["seconds"] >= 0
     assert record.getMessage().startswith(f"Run {fields['task']} of guide ended: completed, ")
-    assert "4711" not in str(fields)
+    assert "47-11" not in str(fields)
     assert "Secret" not in str(fields)
 
 
 async def test_failed_run_is_a_warning_with_its_error_code(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rxloop")
-    await execute(ScriptedModel(ValueError("PIN 4711")))
+    await execute(ScriptedModel(ValueError("PIN 47-11")))
     [record] = select_records(caplog)
     assert (record.levelno, vars(record)["state"]) == (logging.WARNING, "failed")
     assert vars(record)["code"]
     assert f"failed ({vars(record)['code']})" in record.getMessage()
-    assert "4711" not in str(vars(record))
+    assert "47-11" not in str(vars(record))
 
 
 async def test_failure_of_a_tool_is_logged_with_the_ids_of_its_run(caplog: pytest.LogCaptureFixture) -> None:

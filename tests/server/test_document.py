@@ -50,7 +50,7 @@ async def test_schemathesis_finds_no_undocumented_behaviour(tmp_path: Path) -> N
     app = api(runtime, auth=bearer(TOKENS), limits=ServerLimits(runs=None), heartbeat=1)
     async with runtime, serve_app(app) as url:
         command = ["run", f"{url}/openapi.json", "-H", "Authorization: Bearer ann-key", "--checks", "all"]
-        command += ["--max-examples", EXAMPLES or "3", "--seed", "1", "--request-timeout", "10", "--no-color"]
+        command += ["--max-examples", EXAMPLES or "3", "--seed", "1", "--request-timeout", "60", "--no-color"]
         command += [] if EXAMPLES else ["--phases", "fuzzing,stateful"]
         process = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).with_name("schemathesis")),

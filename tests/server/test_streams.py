@@ -7,14 +7,16 @@ import gc
 import os
 import re
 import tracemalloc
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 import pytest
 
-from rxloop import Agent, ContentDeltaEvent, CustomEvent, Event, MemoryEventLog, RunContext, tool
+from rxloop import Agent, ContentDeltaEvent, CustomEvent, Event, MemoryEventLog, RunContext, op, tool
 from rxloop.client import Client
+from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol import public_events
 from rxloop.server import ServerLimits
 from rxloop.stream import readers as sse
@@ -220,14 +222,25 @@ async def test_many_readers_of_a_run_share_its_encoding(monkeypatch: pytest.Monk
     encoded: list[Any] = []
     make_frame = sse.make_frame
     monkeypatch.setattr(sse, "make_frame", lambda event, data: (encoded.append(event), make_frame(event, data))[1])
-    text_frames = frames("-" * (40 + READERS // 2) + "".join(f"word{n} -" for n in range(30)).rstrip("-") + "|", 0.02)
-    async with serve_api(make_agent(text_frames), limits=UNLIMITED) as served, AsyncExitStack() as stack:
+    are_connected = asyncio.Event()
+
+    @op.on(ModelRequest)
+    async def wait_for_readers(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        await are_connected.wait()
+        yield request
+
+    text_frames = frames("-" + "".join(f"word{n} -" for n in range(30)).rstrip("-") + "|", 0.02)
+    agent: Agent[Any, Any] = Agent(
+        ScriptedModel(text_frames), name="clerk", loop=op.standard(before_model=[wait_for_readers])
+    )
+    async with serve_api(agent, limits=UNLIMITED) as served, AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(served.url, token="ann-key"))
         run = await client.start("clerk", "Look")
         readers = [await RawConnection.connect(served.url) for _ in range(READERS)]
         for reader in readers:
             await reader.get(run.events)
         assert len(served.gateway._open) == READERS
+        are_connected.set()
         texts = await asyncio.gather(*(reader.reader.readuntil(b"\r\n0\r\n\r\n") for reader in readers))
         for reader in readers:
             await reader.close()

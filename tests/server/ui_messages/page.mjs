@@ -24,9 +24,9 @@ function open({ name, api, id, token, messages, auto, answers, after }) {
     headers: { authorization: `Bearer ${token}` },
     fetch: counting(opened),
     // As in docs/ui_stream.md.
-    prepareReconnectToStreamRequest: after && (({ api, id }) => ({
+    prepareReconnectToStreamRequest: after ? ({ api, id }) => ({
       api: `${api}/${id}/stream?after=${opened.chat.messages.at(-1)?.metadata?.rxloop.cursor ?? ''}`,
-    })),
+    }) : undefined,
   });
   const rules = {
     tools: ai.lastAssistantMessageIsCompleteWithToolCalls,

@@ -109,7 +109,9 @@ def _check_run(witness: Witness, log: Sequence[Any], states: dict[str, str]) -> 
     applied = [j["inputId"] for _, kind, _, j in log if kind == "input-received"]
     if is_idle and state not in ("canceled", "failed") and set(witness.answered) - set(applied):
         kinds.add("answer")
-    if state == "canceled" and not witness.cancel_requested:
+    # A later run of the conversation ends runs that wait for an answer.
+    is_superseded = log[-1][3].get("reason") == "superseded"
+    if state == "canceled" and not witness.cancel_requested and not is_superseded:
         kinds.add("cancel")
     if (cancelled_at := witness.cancelled_at) is not None:
         times = [Event.from_json(raw).timestamp for raw, kind, *_ in log if kind in ("llm-call", "tool-start")]
