@@ -7,9 +7,11 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from reactivex.subject import Subject
 
 from rxloop import (
     Agent,
@@ -23,7 +25,7 @@ from rxloop import (
     StatusUpdateEvent,
     tool,
 )
-from rxloop.protocol.events import TaskEvent
+from rxloop.protocol.events import ContentCompleteEvent, TaskEvent
 from rxloop.runtime.probation import Probation, Suspicion
 from rxloop.testing import ScriptedModel, virtual_time
 from support.processes.counters import count_operations
@@ -348,3 +350,29 @@ def test_admission_of_many_suspects_takes_linear_time() -> None:
 
     few, many = measure(200), measure(1_000)
     assert many < 7 * few
+
+
+@pytest.mark.parametrize(("deaths", "seconds"), [(3, 0), (4, 2), (6, 4)])
+def test_progress_clears_a_run_only_if_few_of_its_attempts_ended_with_their_process(
+    deaths: int, seconds: float
+) -> None:
+    events: Subject[Any] = Subject()
+    run: Any = SimpleNamespace(hold=SimpleNamespace(events=lambda: events))
+
+    async def measure() -> float:
+        probation, loop = Probation(), asyncio.get_running_loop()
+        # Each attempt has made progress.
+        async with probation.admit("r", Suspicion(0, deaths, 20)) as suspect:
+            suspect.watch(run)
+            other = asyncio.create_task(wait(probation))
+            await asyncio.sleep(0)
+            started = loop.time()
+            events.on_next(ContentCompleteEvent(content="Done.", finish_reason="stop"))
+            return await other - started
+
+    async def wait(probation: Probation) -> float:
+        async with probation.admit("s", Suspicion(1, 1, 20)):
+            return asyncio.get_running_loop().time()
+
+    with virtual_time() as time:
+        assert time.run(measure()) == pytest.approx(seconds)
