@@ -16,10 +16,12 @@ import pytest
 from rxloop import Agent, Event, EventLog, MemoryEventLog, Message, RunCancelled, RunError, SqliteEventLog, op, tool
 from rxloop.errors import EventLogError, RateLimited, ToolError, UnknownRun
 from rxloop.memory import ImportedMessage, Memory, MemoryNotedEvent
+from rxloop.memory.notes import make_event, make_run
 from rxloop.memory.tool_history import share
 from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
 from rxloop.storage.conversation import ConversationCache
 from rxloop.testing import ScriptedModel, call, frames
+from support.processes.counters import count_operations
 
 
 class CountingLog(MemoryEventLog):
@@ -51,6 +53,21 @@ async def chat(log: EventLog, prompt: str, answer: Any = "Fine.", **options: Any
 
 async def texts(memory: Memory, owner: str | None = "ann") -> list[str]:
     return [note.text for note in await memory.notes(owner)]
+
+
+def test_first_read_takes_linear_time() -> None:
+    def measure(count: int) -> int:
+        log = MemoryEventLog()
+
+        async def add_runs() -> None:
+            for number in range(count):
+                noted = make_event(note_id=f"n{number}", note_kind="fact", text=f"Fact {number}")
+                await log.append(f"r{number}", make_run(f"r{number}", f"c{number}", "ann", 1, [noted]), expected_seq=0)
+
+        asyncio.run(add_runs())
+        return count_operations(lambda: asyncio.run(Memory(log).notes("ann")))
+
+    assert measure(400) < 5 * measure(100)
 
 
 async def test_each_run_is_read_once() -> None:

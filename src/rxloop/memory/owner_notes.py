@@ -255,6 +255,9 @@ class OwnerNotes:
         run.fold.notes.clear()
         self._has_changed |= run.fold.is_reflection
         removals = run.fold.removals[removal_count:]
+        if not removals:
+            # Do not compare each new run with all notes.
+            return
         self.removals += removals
         for note in self.find_removed(removals):
             self._remove(note)
