@@ -150,7 +150,8 @@ class OwnerNotes:
         if self._open - found.keys():
             found = {record.task_id: record for record in await self._list(states=_ACTIVE)} | found
         # Failed and canceled runs may have been resumed and completed since.
-        stopped = islice((each for each in reversed(self.runs) if each in self._open - found.keys()), _MAX_STOPPED)
+        unknown = self._open - found.keys()
+        stopped = islice((each for each in reversed(self.runs) if each in unknown), _MAX_STOPPED if unknown else 0)
         records = await asyncio.gather(*map(self._find, stopped))
         return [*filter(None, records), *found.values()]
 
