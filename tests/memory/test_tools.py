@@ -11,6 +11,7 @@ from rxloop import Agent, MemoryEventLog, RunContext, SqliteEventLog, ToolComple
 from rxloop.memory import ImportedMessage, Memory, Note
 from rxloop.protocol.events import MemoryForgottenEvent, MemoryNotedEvent
 from rxloop.testing import ScriptedModel, call
+from rxloop.tools import goal_tool
 
 
 @tool
@@ -259,3 +260,20 @@ async def test_event_of_a_tool_adds_a_note_of_the_program(log: MemoryEventLog, m
 
     await Agent(ScriptedModel(call("save", note_id="n"), "Done."), log=log, tools=[save]).run("Hi", owner="ann")
     assert [(note.note_id, note.origin) for note in await facts(memory)] == [("n", "foreign")]
+
+
+async def test_notes_after_thoughts_and_goals_are_not_foreign() -> None:
+    log = MemoryEventLog()
+    memory = Memory(log)
+    turns = [
+        call("think_aloud", thought="Trains?", thought_type="planning"),
+        call("think_aloud", thought="Trains.", thought_type="decision", thought_id="trains"),
+        call("update_goals", goals=[{"id": "a", "title": "Help"}, {"id": "b", "title": "Book", "status": "active"}]),
+        call("remember", text="Likes trains.", kind="preference"),
+        "Noted.",
+    ]
+    goals = op.standard(before_model=[op.goals({"id": "c", "title": "Ask"})])
+    agent = Agent(ScriptedModel(*turns), tools=[*memory.tools(), goal_tool], log=log, loop=goals)
+    await agent.run("I like trains.", owner="ann")
+    origins = [(note.text, note.origin) for note in await memory.notes("ann")]
+    assert origins == [("I like trains.", "user"), ("Likes trains.", "model"), ("Noted.", "model")]

@@ -189,7 +189,8 @@ def _find_start(request: ModelRequest) -> int:
 def read_workspace(request: ModelRequest) -> str:
     """Return the text of the workspaces and goals in a request."""
     layers = (*request.system, *request.tail)
-    return "\n\n".join(message.text for message in layers if get_origin(message) == "workspace")
+    # Goals are marked as notes.
+    return "\n\n".join(message.text for message in layers if get_origin(message) in ("workspace", "note"))
 
 
 def read_results(history: Sequence[Message]) -> tuple[Message, ...]:

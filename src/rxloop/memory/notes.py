@@ -46,8 +46,11 @@ READ_RUNS = "read_runs"
 START = 2
 """Last `seq` of the events at the start of a run, `task` and `status-update`."""
 
-_OWN_RESULT = re.compile("Remembered as [0-9a-f]{12}\\.|Forgotten\\.")
-"""Results of our own tools, which never contain foreign text. MCP tools may have the same names."""
+_OWN_RESULT = re.compile(
+    r"Remembered as [0-9a-f]{12}\.|Forgotten\.|Goals: (none|\d+ [a-z]{4,7}(, \d+ [a-z]{4,7}){0,3})\."
+    r"""|\{"acknowledged":true,"thoughtId":"([A-Za-z0-9_.-]{1,40})","message":"Noted as '\3'\."\}"""
+)
+"""Results of our own tools that contain no foreign text. MCP tools may have the same names, so compare the results."""
 
 _TRUST: dict[NoteOrigin, int] = {"foreign": 0, "model": 1, "user": 2, "program": 2}
 

@@ -255,15 +255,13 @@ class OwnerNotes:
             self._add(note)
         run.fold.notes.clear()
         self._has_changed |= run.fold.is_reflection
-        removals = run.fold.removals[removal_count:]
-        if not removals:
-            # Do not compare each new run with all notes.
-            return
-        self.removals += removals
-        for note in self.find_removed(removals):
-            self._remove(note)
-        for calls in self.find_calls(removals):
-            calls.calls.clear()
+        # Do not compare each new run with all notes.
+        if removals := run.fold.removals[removal_count:]:
+            self.removals += removals
+            for note in self.find_removed(removals):
+                self._remove(note)
+            for calls in self.find_calls(removals):
+                calls.calls.clear()
 
     def _accept_reflections(self) -> None:
         """Determine the reflections whose notes count.

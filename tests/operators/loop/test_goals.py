@@ -71,12 +71,12 @@ def test_invalid_initial_goals_are_rejected() -> None:
         op.goals({"id": "a", "title": "A", "parent": "b"})
 
 
-async def test_goals_are_counted_as_a_part_of_the_workspace() -> None:
+async def test_goals_are_counted_as_notes_of_the_request() -> None:
     model = ScriptedModel("Done.")
     events = await collect_run(model, op.goals(*PLAN))  # pyright: ignore[reportArgumentType]
     [parts] = [event.parts for event in events if event.kind == "llm-call"]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
-    assert parts.workspace > 0  # pyright: ignore[reportUnknownMemberType]
-    assert parts.note == 0  # pyright: ignore[reportUnknownMemberType]
+    assert parts.note > 0  # pyright: ignore[reportUnknownMemberType]
+    assert parts.workspace == 0  # pyright: ignore[reportUnknownMemberType]
 
 
 def script() -> ScriptedModel:

@@ -55,7 +55,7 @@ def goals(*initial: GoalChange) -> Operator[object]:
         layer = layers.get(host)
         if layer is None or layer[0] is not current:
             text = render_goals(current)
-            message = mark_origin(Message.user(f"[Goals, as they are now]\n{text}"), "workspace") if text else None
+            message = mark_origin(Message.user(f"[Goals, as they are now]\n{text}"), "note") if text else None
             layer = layers[host] = current, message
         request = request if layer[1] is None else request.replace(tail=(*request.tail, layer[1]))
         if adds:
