@@ -15,6 +15,7 @@ from rxloop.storage.postgres import listener as listener_module
 from rxloop.testing import ScriptedModel
 from rxloop.testing.event_log_contract.toolkit import SECONDS, Follower, end, note, start_events, status, wait_for
 from support.postgres.logs import MakeLog, query_rows
+from support.run_checks import wait_until
 
 pytestmark = pytest.mark.service("postgres")
 
@@ -140,8 +141,12 @@ async def test_transient_events_reach_followers_in_order_and_are_not_stored(
     await plain.wait_for_events(1, 2)
     await wait_for_listener(log)
     long = "é" * 9_000
+    # A reader that has read a later event from the log omits earlier deltas.
+    await wait_until(lambda: len(far) == len(near) == 2)
     await writer.append("run", [note(3), delta(3, 1, "a"), delta(3, 2, "b")], expected_seq=2)
+    await wait_until(lambda: all((seen[-1].seq, seen[-1].sub) == (3, 2) for seen in (far, near)))
     await writer.append("run", [delta(3, 3, "c"), delta(3, 4, long)], expected_seq=3)
+    await wait_until(lambda: all((seen[-1].seq, seen[-1].sub) == (3, 4) for seen in (far, near)))
     await writer.append("run", [delta(3, 5, "d"), note(4), delta(4, 1, "e"), end(5)], expected_seq=3)
     await asyncio.wait_for(asyncio.gather(*readers, plain.task), SECONDS)
 
