@@ -146,8 +146,6 @@ class NoteIndex:
         remaining = _MAX_POSTINGS
         short, long = 1 + _SATURATION * (1 - _LENGTH), _SATURATION * _LENGTH * self._count / (self._total_length or 1)
         for word in sorted(weights, key=self._count_notes):
-            postings = self._postings["word", word]
-            remaining -= len(postings)
             # Newer notes have higher numbers, so keep the end.
             numbers: Sequence[int] = self._postings["word", word][-_MAX_POSTINGS:]
             remaining -= len(numbers)
