@@ -57,22 +57,26 @@ export function cut(text: string, length: number): string {
   return text.slice(0, isSplit ? length - 1 : length);
 }
 
+const isObject = (value: unknown): value is object => typeof value === 'object' && value !== null;
+
 const omissions = new WeakMap<object, Omission>();
 
 /** Return what is missing in a part of a document, or undefined if the part is complete. */
 export const omissionOf = (value: unknown): Omission | undefined => omissions.get(value as object);
 
 /** Remember what is missing in each part of a document. */
-export function noteOmissions<T extends object>(document: T, omitted: Record<string, number> = {}): T {
-  for (const [pointer, count] of Object.entries(omitted)) {
+export function noteOmissions<T extends object>(document: T, omitted?: Record<string, number> | null): T {
+  for (const [pointer, count] of Object.entries(omitted ?? {})) {
     let value: unknown = document;
     const parts: object[] = [];
     for (const name of pointer.split('/').slice(1)) {
-      parts.push(value as object);
-      value = (value as Record<string, unknown>)[name.replaceAll('~1', '/').replaceAll('~0', '~')];
+      if (isObject(value)) parts.push(value);
+      value = isObject(value) ? (value as Record<string, unknown>)[name.replaceAll('~1', '/').replaceAll('~0', '~')] : undefined;
     }
     const isText = typeof value === 'string';
-    if (!isText) parts.push(value as object);
+    // The metadata of an event of an imported run can contain anything.
+    if (typeof count !== 'number' || !(isText || isObject(value))) continue;
+    if (isObject(value)) parts.push(value);
     for (const part of parts) {
       const { characters, values, own } = omissions.get(part) ?? { characters: 0, values: 0, own: 0 };
       omissions.set(part, isText ? { characters: characters + count, values, own } : { characters, values: values + count, own: part === value ? count : own });

@@ -153,3 +153,11 @@ test('hidden events and texts are counted by kind and name', () => {
   assert.deepEqual([early.events, early.count, early.requests, early.part], [7, 1, 1, [['content-complete', 1]]]);
   assert.equal(findHidden(all, all, 0).count, 0);
 });
+
+test('invalid omissions in the metadata of an event are ignored', () => {
+  const event = { text: 'a', metadata: {} };
+  for (const omitted of [null, 5, 'text', [1], { '/missing/field': 1 }, { '/text/0/1': 1 }, { '/text': 'many' }, { '/metadata/__proto__/x': 1 }]) {
+    noteOmissions(event, omitted as unknown as Record<string, number>);
+  }
+  assert.equal(omissionOf(event)?.characters ?? 0, 0);
+});
