@@ -1,15 +1,17 @@
 """Latency of ten honest clients while another client abuses the same server.
 
-    python benchmarks/abuse.py [SECONDS]
+    python benchmarks/abuse.py [--seconds 5] [--rounds 3] [KIND ...]
 
-Starts `rxloop serve` once per kind of abuse, with ten honest clients and one hostile client that has its own key and
-its own process, which has the lowest priority. The baseline is the same server with a hostile client that behaves like
-the others. Prints a line per kind: the median and the 99th percentile of the honest requests, the failed honest
+Starts `rxloop serve` once per round and kind of abuse, with ten honest clients and one hostile client that has its own
+key and its own process, which has the lowest priority. The baseline is the same server with a hostile client that
+behaves like the others. Prints a line per kind with the medians of all rounds: the median and the 99th percentile of
+the honest requests, the range of the percentile and its ratio to the baseline of the same round, the failed honest
 requests, the refusals of the hostile client, and the growth of the server's memory.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -146,8 +148,9 @@ WIDE = b'{"input":[' + b"1," * 400_000 + b"1]}"
 JSON = {"content-type": "application/json"}
 TOOLS = [{"name": f"tool{n}", "description": "x" * 500, "parameters": {"type": "object"}} for n in range(120)]
 HOSTILE_SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a+)+$"}}}
+BASELINE = "behaving"
 KINDS: dict[str, Abuse] = {
-    "behaving": lambda client: client.start("Hi"),
+    BASELINE: lambda client: client.start("Hi"),
     "idle connections": lambda client: _many(300, lambda _: client.connect()),
     "slow heads": lambda client: _many(300, lambda _: client.connect("GET / HTTP/1.1\nhost: x\n")),
     "slow bodies": lambda client: _many(
@@ -279,17 +282,35 @@ async def measure(kind: str, seconds: float) -> dict[str, Any]:
     }
 
 
-async def main(seconds: float, kinds: list[str]) -> None:
-    """Measure each kind and print a table."""
-    print("| kind | median ms | p99 ms | failed | 429 | memory MB |\n|---|---|---|---|---|---|", flush=True)
-    for kind in kinds:
-        row = await measure(kind, seconds)
-        numbers = f"{row['median']:.0f} | {row['p99']:.0f} | {row['failures']} | {row['refused']} | {row['memory']:.0f}"
-        print(f"| {kind} | {numbers} |", flush=True)
+async def main(seconds: float, rounds: int, kinds: list[str]) -> None:
+    """Measure each kind in several rounds and print a table."""
+    results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in [BASELINE, *kinds]}
+    for number in range(rounds):
+        for kind, rows in results.items():
+            rows.append(await measure(kind, seconds))
+            print(f"round {number + 1}: {rows[-1]}", file=sys.stderr, flush=True)
+    baseline = [row["p99"] for row in results[BASELINE]]
+    print("| kind | median ms | p99 ms | range | ratio | failed | 429 | memory MB |\n|---|---|---|---|---|---|---|---|")
+    for kind, rows in results.items():
+        p99 = [row["p99"] for row in rows]
+        ratio = statistics.median(value / base for value, base in zip(p99, baseline, strict=True))
+        median, refused, memory = (
+            statistics.median(row[name] for row in rows) for name in ("median", "refused", "memory")
+        )
+        failures = sum(row["failures"] for row in rows)
+        print(
+            f"| {kind} | {median:.0f} | {statistics.median(p99):.0f} | {min(p99):.0f}-{max(p99):.0f} | {ratio:.2f} | "
+            f"{failures} | {refused:.0f} | {memory:.0f} |"
+        )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--hostile"]:
         asyncio.run(abuse(*sys.argv[2:]))
         sys.exit()
-    asyncio.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2:] or list(KINDS)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("kinds", nargs="*", metavar="KIND")
+    options = parser.parse_args()
+    asyncio.run(main(options.seconds, options.rounds, options.kinds or [kind for kind in KINDS if kind != BASELINE]))
