@@ -35,8 +35,6 @@ BOUND = {
     "endless thoughts": "text",
     "stop tokens in one event": "text",
     "thoughts in one event": "text",
-    "arguments of many values": "argument_values",
-    "many arguments of some values": "argument_values",
     "gzip bomb": "document",
     "gzip bomb, not streamed": "document",
     "deflate bomb": "document",

@@ -46,12 +46,13 @@ def replace_surrogates(text: str) -> str:
     return text
 
 
-def freeze_json(value: Any, name: str) -> Any:
+def freeze_json(value: Any, name: str, limit: int = MAX_VALUES) -> Any:
     """Convert a value of any type to immutable JSON data.
 
     Args:
         value: Lists, dicts, and values of the types listed in docs/protocol.md.
         name: Name of the value to use in errors.
+        limit: Maximum number of values in nested lists and dicts, in total.
 
     Raises:
         InvalidEvent: The value cannot be encoded as JSON, or it is nested too deep.
@@ -59,7 +60,7 @@ def freeze_json(value: Any, name: str) -> Any:
     if value.__class__ is FrozenDict or value.__class__ is FrozenList:
         return value
     try:
-        return _Converter().convert_any(value, 0)
+        return _Converter(limit).convert_any(value, 0)
     except _InvalidValue as fault:
         raise fault.to_error(name) from fault.__cause__
 
@@ -121,7 +122,8 @@ class _InvalidValue(Exception):
 class _Converter:
     """Converter with limits on depth and size, used to detect cycles."""
 
-    _remaining = MAX_VALUES
+    def __init__(self, limit: int = MAX_VALUES) -> None:
+        self._limit = self._remaining = limit
 
     def convert_any(self, value: Any, depth: int) -> Any:
         """Convert a value of any type to JSON data."""
@@ -210,7 +212,7 @@ class _Converter:
             raise _nesting_error()
         self._remaining -= number
         if self._remaining < 0:
-            raise _InvalidValue(f"must not have more than {MAX_VALUES:,} values; publish a reference")
+            raise _InvalidValue(f"must not have more than {self._limit:,} values; use a reference to the data")
 
     def _convert_dict(self, value: Mapping[Any, Any], depth: int) -> FrozenDict:
         if not value:

@@ -26,6 +26,10 @@ HIDDEN_QUESTION = "A decision is needed before the agent can continue."
 Role = Literal["system", "user", "assistant", "tool"]
 
 
+MAX_ARGUMENT_VALUES = 20_000
+"""Default maximum number of JSON values in the arguments of the calls of a message, which several steps copy."""
+
+
 class ToolCall(Wire):
     """Tool call requested by the model.
 
@@ -55,11 +59,17 @@ class ToolCall(Wire):
         return [("hidden", True)] if self.hidden else super().__repr_args__()
 
     @classmethod
-    def parse(cls, id: str, name: str, raw: str | None) -> "ToolCall":
+    def parse(cls, id: str, name: str, raw: str | None, *, limit: int = MAX_ARGUMENT_VALUES) -> "ToolCall":
         """Create a call from arguments that a model wrote.
 
         Missing arguments become `{}`, and an object that was encoded twice is decoded twice. If the text is not JSON
         but contains a single JSON value, this value is used, and `raw` is set to it.
+
+        Args:
+            id: Vendor's call id.
+            name: Name of the tool.
+            raw: Arguments as JSON.
+            limit: Maximum number of values in the arguments. A call with more has an `error`.
         """
         if raw is None or not raw.strip() or raw.strip() == "null":
             return cls(id=id, name=name)
@@ -76,14 +86,13 @@ class ToolCall(Wire):
             json_text = find_json(text)
             if json_text is None or json_text == raw:
                 return cls(id=id, name=name, raw=raw, error=f"the arguments are not valid JSON: {error}")
-            return cls.parse(id, name, json_text)
-        if value is None:
-            value = {}
+            return cls.parse(id, name, json_text, limit=limit)
+        value = {} if value is None else value
         if not isinstance(value, dict):
-            kind = type(value).__name__
-            return cls(id=id, name=name, raw=raw, error=f"the arguments must be a JSON object, not {kind}")
+            error = f"the arguments must be a JSON object, not {type(value).__name__}"
+            return cls(id=id, name=name, raw=raw, error=error)
         try:
-            arguments = freeze_json(value, "the arguments")
+            arguments = freeze_json(value, "the arguments", limit)
         except InvalidEvent as error:
             return cls(id=id, name=name, raw=raw, error=str(error))
         return _call(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rxloop.protocol.messages import MAX_ARGUMENT_VALUES
 from rxloop.support.json_limits import find_excess
 
 
@@ -31,8 +32,9 @@ class Bounds:
     """Maximum tool call length in characters, including name and id."""
     name: int = 1_000
     """Maximum tool name length."""
-    argument_values: int = 200_000
-    """Maximum number of argument values in all tool calls."""
+    argument_values: int = MAX_ARGUMENT_VALUES
+    """Maximum number of argument values in all tool calls. Calls of a message with more fail, with an error for the
+    model."""
     calls: int = 1_000
     """Maximum number of tool calls."""
 
@@ -48,7 +50,6 @@ _SENT = {
     "text": "a message of more than {:,} characters",
     "arguments": "a tool call of more than {:,} characters",
     "name": "a name of a tool of more than {:,} characters",
-    "argument_values": "tool calls with more than {:,} values in their arguments",
     "calls": "a message with more than {:,} tool calls",
 }
 
@@ -80,16 +81,12 @@ def check_document(data: bytes, bounds: Bounds) -> None:
     """
     if len(data) > bounds.document:
         raise OutOfBounds("document", bounds.document)
-    opened = data.count(b"[") + data.count(b"{")
-    large = len(data) > SMALL and opened + data.count(b",") > bounds.values
-    if not large and opened <= bounds.depth:
-        return
     excess = find_excess(data, values=bounds.values, depth=bounds.depth)
     if excess is not None:
         raise OutOfBounds(excess, bounds.values if excess == "values" else bounds.depth)
 
 
-VALUE_WEIGHT = 30
+VALUE_WEIGHT = 200
 """Size charged per raw value, because values can be short in JSON."""
 
 

@@ -125,7 +125,7 @@ def _check_size(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> None:
         with suppress(TypeError):
             data = orjson.dumps(definition)
             size += len(data)
-            values += count_values(data)
+            values += count_values(data, MAX_VALUES)
     if size > MAX_CHARACTERS:
         raise ConfigurationError(f"client_tools must have at most {MAX_CHARACTERS:,} characters as JSON, got {size:,}")
     if values > MAX_VALUES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 import sys
@@ -19,6 +18,7 @@ from pydantic_core import PydanticSerializationError, SchemaError
 
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
+from rxloop.protocol.model import thaw
 from rxloop.support.json_schema import VALUE_ERROR, close_objects, explain_schema_error, map_subschemas
 from rxloop.tools.docstring import parse
 from rxloop.tools.execution import describe, find_function, list_parameters, read_docstring, read_signature
@@ -30,8 +30,6 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_ANNOTATION: Any = inspect.Parameter.empty
 
 _SCHEMA_ERRORS = (PydanticUserError, PydanticUndefinedAnnotation, SchemaError)
-
-_ATOMIC = (str, int, float, bool, type(None))
 
 
 class _SilentSchemaGenerator(GenerateJsonSchema):
@@ -107,8 +105,7 @@ class Parameters:
             ToolError: If the arguments are invalid. The message lists the invalid fields.
         """
         # Copy mutable arguments, because functions may modify values shared with events.
-        copied = {name: item if type(item) in _ATOMIC else copy.deepcopy(item) for name, item in arguments.items()}
-        values = validate(self._model, copied, self._name, self._fields)
+        values = validate(self._model, thaw(dict(arguments)), self._name, self._fields)
 
         def value(parameter: inspect.Parameter) -> Any:
             if parameter.name in self._contexts:

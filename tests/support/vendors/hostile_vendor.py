@@ -131,12 +131,6 @@ ATTACKS: dict[str, Callable[[], Pieces]] = {
     "endless stop tokens": lambda: forever(chunk({"content": "<|im_end|>" * 50})),
     "stop tokens in one event": lambda: whole({"content": "<|im_end|>" * 400_000}),
     "thoughts in one event": lambda: whole({"content": "<think>a</think>" * 250_000}),
-    "arguments of many values": lambda: whole(
-        {"tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a": [{}] * 300_000})}}]}
-    ),
-    "many arguments of some values": lambda: whole(
-        {"tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a": [1] * 600})}}] * 900}
-    ),
     "one comment a moment": lambda: forever(b": x\n\n", seconds=0.05),
     "one byte a moment": lambda: forever(b"d", seconds=0.05),
     "one byte a moment, not streamed": lambda: forever(b" ", first=JSON, seconds=0.05),

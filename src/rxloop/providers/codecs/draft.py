@@ -159,7 +159,7 @@ class MessageDraft:
     def raw(self, part: dict[str, Any]) -> None:
         """Append an opaque vendor part."""
         data = encode_json(part)
-        self._charge(len(data) + VALUE_WEIGHT * count_values(data))
+        self._charge(len(data) + VALUE_WEIGHT * count_values(data, self.bounds.text // VALUE_WEIGHT))
         self._recorder.raw(part, *self._mark)
 
     def file(self, part: ImagePart | FilePart) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class CallAssembler:
         "_by_id",
         "_by_index",
         "_calls",
+        "_exceeds_values",
         "_has_extra",
         "_held",
         "_hidden_by_name",
@@ -65,6 +66,8 @@ class CallAssembler:
         """True if the server may split names, or send a placeholder before the arguments."""
         self._has_extra = False
         """True if any call has extra content."""
+        self._exceeds_values = False
+        """True if the arguments of all calls have too many values to process them on the event loop."""
         self._push = push
         self._step = step
         self._hidden_by_name = {tool.name: tool.hidden for tool in tools}
@@ -169,6 +172,11 @@ class CallAssembler:
 
     def flush(self) -> None:
         """Publish held-back calls."""
+        left = self._bounds.argument_values
+        # Each value has at least one character.
+        for call in self._calls if self.size > left else ():
+            left -= count_values("".join(call.pieces).encode(errors="replace"), max(left, 0))
+        self._exceeds_values = left < 0
         for call in self._held.values():
             self._start(call)
         self._held.clear()
@@ -177,22 +185,15 @@ class CallAssembler:
                 self._start(call)
 
     def finish(self) -> list[ToolCall]:
-        """Return sorted calls. Unnamed calls are dropped.
-
-        Raises:
-            OutOfBounds: The arguments contain too many values.
-        """
-        written = [(call, "".join(call.pieces)) for call in self._list_named()]
-        values = self._bounds.argument_values
-        if (
-            self.size > values
-            and sum(count_values(arguments.encode(errors="replace")) for _, arguments in written) > values
-        ):
-            raise OutOfBounds("argument_values", values)
+        """Return sorted calls. Unnamed calls are dropped. If there are too many argument values, all calls fail."""
+        limit = self._bounds.argument_values
+        error = f"the calls of a message must not have more than {limit:,} argument values; write fewer at once"
         calls: list[ToolCall] = []
-        for call, arguments in written:
-            text = replace_surrogates(arguments)
-            read = ToolCall.parse(call.id or self._new_id(call), call.shown_name or call.name, text)
+        for call in self._list_named():
+            text = replace_surrogates("".join(call.pieces))
+            call_id, name = call.id or self._new_id(call), call.shown_name or call.name
+            failed = ToolCall(id=call_id, name=name, raw=text, error=error) if self._exceeds_values else None
+            read = failed or ToolCall.parse(call_id, name, text, limit=limit)
             if read.raw is not None and read.raw != text:
                 self.repaired.append(read.name)
             calls.append(read)
@@ -210,9 +211,8 @@ class CallAssembler:
     def _find(self, piece: Piece) -> Call:
         """Return the matching call by index, id or order. Begin a new call if needed.
 
-        Some servers use one index for several calls, others repeat the name, id or arguments. For this reason the
-        received arguments
-        are checked: another value after a complete value starts a new call.
+        Some servers use one index for several calls, others repeat the name, id or arguments. For this reason, the
+        received arguments are checked: another value after a complete value starts a new call.
         """
         index, call_id, name = piece.index, piece.call_id, piece.name
         owner = self._by_id.get(call_id) if call_id else None
@@ -326,7 +326,7 @@ class CallAssembler:
         call.shown_name = call.name
         if (original := self._originals.get(call.name)) is not None:
             call.shown_name = original.name
-            if original.names:
+            if original.names and not self._exceeds_values:
                 call.pieces = [original.translate("".join(call.pieces))]
         if not call.id:
             self._set_id(call, self._new_id(call))

@@ -241,7 +241,7 @@ def _encode_schema(schema: dict[str, Any] | None) -> bytes | None:
 def _find_size_problem(data: bytes) -> str | None:
     if len(data) > _SCHEMA:
         return f"its schema is longer than {_SCHEMA} bytes"
-    return f"its schema has more than {_VALUES} values" if count_values(data) > _VALUES else None
+    return f"its schema has more than {_VALUES} values" if count_values(data, _VALUES) > _VALUES else None
 
 
 def _find_schema_problem(schema: dict[str, Any], data: bytes | None) -> str | None:
