@@ -132,11 +132,11 @@ async def test_tool_error_of_callback_becomes_tool_result() -> None:  # L106
 async def test_invalid_client_result_is_rejected_and_the_run_still_waits(log: MemoryEventLog) -> None:  # L104
     asking_agent = agent(log, call("show_map", city="Oslo"), "There.", tools=[show_map])
     paused = await asking_agent.run("Where?")
-    oversized = list(range(200_001))
+    oversized = list(range(50_001))
     for value, message in (
         ("yes", "must be a JSON object"),
         ({"shown": 1}, "shown must be a JSON boolean"),
-        ({"shown": True, "all": oversized}, "more than 200,000 values"),
+        ({"shown": True, "all": oversized}, "more than 50,000 values"),
     ):
         with pytest.raises(InvalidInput, match=message):
             await asking_agent.resume(paused.task_id, inputs={"1.0.1": value})

@@ -12,12 +12,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from rxloop import Agent, ConfigurationError, SqliteEventLog
 from rxloop.errors import ConflictError, EventLogError, Fenced
-from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent, TaskEvent
-from rxloop.protocol.messages import Message
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    CustomEvent,
+    Event,
+    StatusUpdateEvent,
+    TaskEvent,
+)
+from rxloop.protocol.messages import ImagePart, Message, ToolCall
 from rxloop.storage.sqlite import database
 from rxloop.testing import ScriptedModel, call
 from rxloop.testing.event_log_contract import toolkit as tools
@@ -383,6 +391,39 @@ async def test_append_now_writes_only_short_batches_without_contention(path: Pat
     assert log.append_now("run", notes(4, 4), expected_seq=3)
 
     assert [event.seq for event in await log.read("run")] == [1, 2, 3, 4]
+    await log.aclose()
+
+
+LARGE: dict[str, Event] = {
+    "text": CustomEvent(name="note", data="x" * 300_000),
+    "nested text": CustomEvent(name="note", data={"pages": [["x" * 1_000] * 300]}),
+    "many values": CustomEvent(name="note", data=[{"a": 1}] * 20_000),
+    "messages": TaskEvent(messages=[Message.user("x" * 1_000)] * 300, model="m", agent_name="helper"),
+    "image": TaskEvent(
+        messages=[Message.user([ImagePart(data=b"x" * 300_000, media_type="image/png")])],
+        model="m",
+        agent_name="helper",
+    ),
+    "tool call": ContentCompleteEvent(
+        content="", tool_calls=[ToolCall.parse("c0", "store", orjson.dumps({"text": "x" * 300_000}).decode())], step="1"
+    ),
+}
+
+
+@pytest.mark.parametrize("event", LARGE.values(), ids=LARGE)
+async def test_large_events_are_not_encoded_and_written_by_the_event_loop(path: Path, event: Event) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    event = event.model_copy(update={"seq": 2, "attempt": 1})
+    # A small batch can also be refused, while the thread completes the previous write.
+    async with asyncio.timeout(5):
+        while not log.append_now("run", notes(2, 2), expected_seq=1):
+            await log.read("run")
+    for _ in range(3):
+        assert not log.append_now("run", [event.model_copy(update={"seq": 3})], expected_seq=2)
+        assert len(await log.read("run")) == 2
+    await log.append("run", [event.model_copy(update={"seq": 3})], expected_seq=2)
+    assert len(await log.read("run")) == 3
     await log.aclose()
 
 

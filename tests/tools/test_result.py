@@ -118,7 +118,7 @@ NUMBERS = list(range(MAX_VALUES))
     "value", [[NUMBERS], {"a": NUMBERS}, (NUMBERS,), Rows(rows=NUMBERS), [Table(NUMBERS)], count(), [[NUMBERS[1:]] * 2]]
 )
 def test_result_with_too_many_values_is_refused_with_the_limit(value: Any) -> None:
-    with pytest.raises(ToolError, match=r"result has more than 200,000 values\. Ask for less"):
+    with pytest.raises(ToolError, match=r"result has more than 50,000 values\. Ask for less"):
         encode_result(value)
     assert encode_result(NUMBERS)[0] == NUMBERS
 
@@ -142,9 +142,9 @@ def test_result_is_read_only_up_to_the_limit() -> None:
             rows_read += 1
             return super().__iter__()
 
-    with pytest.raises(ToolError, match="more than 200,000 values"):
+    with pytest.raises(ToolError, match="more than 50,000 values"):
         encode_result([Row([0] * 1_000) for _ in range(500)])
-    assert rows_read == 199
+    assert rows_read == 49
 
 
 def test_iterator_is_read_up_to_the_limit_and_a_nested_one_is_refused() -> None:

@@ -29,7 +29,7 @@ from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.history import Slot
 from rxloop.thinking.graph import ThoughtGraph
 from rxloop.tools.client_tool import ClientTool
-from rxloop.tools.result import collect_iterator, encode_with_parts, failure_fields, make_parts_field
+from rxloop.tools.result import encode_with_parts, failure_fields, make_parts_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,6 @@ def _to_fields(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, ToolError):
         return {"result": None, "parts": EMPTY_LIST, **failure_fields(value)}
     try:
-        value = collect_iterator(value)
         result, content, media = encode_with_parts(value)
         parts = make_parts_field(media).get("parts", EMPTY_LIST)
     except ToolError as error:

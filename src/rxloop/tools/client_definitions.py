@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import Any, cast
 
@@ -94,10 +93,10 @@ def client_tools(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> Clien
     return tools
 
 
-def _encode(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> bytes | None:
-    """Return definitions as JSON, or None if they contain other values, such as client tools and types."""
+def _encode(value: object) -> bytes | None:
+    """Return a value as JSON, or None if it contains other values, such as client tools and types."""
     try:
-        return orjson.dumps(definitions)
+        return orjson.dumps(value)
     except TypeError:
         return None
 
@@ -120,12 +119,8 @@ def _parse_definitions(definitions: Sequence[ClientTool | Mapping[str, Any]]) ->
 
 def _check_size(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> None:
     """Check the size of definitions. Before they are parsed, only the sizes of JSON data are known."""
-    size = values = 0
-    for definition in definitions:
-        with suppress(TypeError):
-            data = orjson.dumps(definition)
-            size += len(data)
-            values += count_values(data, MAX_VALUES)
+    encoded = [data for each in definitions if (data := _encode(each)) is not None]
+    size, values = sum(map(len, encoded)), sum(count_values(data, MAX_VALUES) for data in encoded)
     if size > MAX_CHARACTERS:
         raise ConfigurationError(f"client_tools must have at most {MAX_CHARACTERS:,} characters as JSON, got {size:,}")
     if values > MAX_VALUES:

@@ -203,7 +203,7 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT_CHARS) -> di
     fields: dict[str, Any] = {"success": False, "error": text, "code": _get_code(error)}
     content = text
     try:
-        value = collect_iterator(error.value)
+        value = error.value
         parts: Sequence[ImagePart | FilePart] = ()
         if value is not None:
             result, encoded_value, parts = encode_with_parts(value)

@@ -116,8 +116,8 @@ def describe_part(part: Media) -> dict[str, Any]:
     return fields
 
 
-MAX_VALUES = 200_000
-"""Maximum number of values in a result, at all depths."""
+MAX_VALUES = 50_000
+"""Maximum number of values in a result, at all depths. The event loop encodes them several times."""
 
 MAX_BYTES = 32_000_000
 """Maximum JSON length of results."""

@@ -21,7 +21,6 @@ from rxloop.stream.sources import Push, emit, from_task, never
 from rxloop.tools.execution import call_with_limit, public_name, to_failure, watch_steps
 from rxloop.tools.result import (
     MAX_RESULT_CHARS,
-    collect_iterator,
     encode_with_parts,
     make_failure,
     make_messages_field,
@@ -144,7 +143,6 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
             value = await watch_steps(tool.call(thaw(call.arguments), ctx), call.name)
         else:
             value = await call_with_limit(tool, tool.timeout, deadline, ctx)
-        value = collect_iterator(value)
         result, content, parts = encode_with_parts(value)
         result = freeze_json(result, "the result")
         extra_fields = {**make_messages_field(value), **make_parts_field(parts)}

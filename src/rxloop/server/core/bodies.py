@@ -67,13 +67,11 @@ def check_json(data: bytes | str, subject: str, limits: ServerLimits, depth: int
     Raises:
         Refused: If the data has too many values, or is nested too deeply.
     """
-    match find_excess(_encode(data), values=limits.values, depth=depth):
-        case "values":
-            raise Refused(413, "too_large", f"the {subject} must have at most {limits.values} JSON values")
-        case "depth":
-            raise Refused(400, "bad_request", f"the {subject} must have at most {depth} nested JSON levels")
-        case None:
-            pass
+    excess = find_excess(_encode(data), values=limits.values, depth=depth)
+    if excess == "values":
+        raise Refused(413, "too_large", f"the {subject} must have at most {limits.values} JSON values")
+    if excess == "depth":
+        raise Refused(400, "bad_request", f"the {subject} must have at most {depth} nested JSON levels")
 
 
 def parse_text(text: str) -> Any:

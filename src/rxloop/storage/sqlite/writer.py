@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -40,6 +40,10 @@ _FREE_PAGES = 2_000
 
 _MAX_DIRECT_EVENTS = 32
 """Maximum batch size for writing on the calling thread."""
+_MAX_DIRECT_SIZE = 1 << 18
+"""The same in bytes, approximately. Writing megabytes would block the event loop."""
+_VALUE_SIZE = 16
+"""Assumed size of a value in bytes, besides text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Writer:
             ConflictError: If the last stored `seq` is different.
             EventLogError: If writing the file fails.
         """
-        if len(events) > _MAX_DIRECT_EVENTS:
+        if len(events) > _MAX_DIRECT_EVENTS or _is_large(events):
             return False
 
         def work(connection: sqlite3.Connection) -> ConflictError | None:
@@ -304,6 +308,21 @@ def _insert_run(connection: sqlite3.Connection, task_id: str, first: Event) -> i
             time.monotonic(),
         ),
     ).lastrowid
+
+
+def _is_large(events: Sequence[Event]) -> bool:
+    """Return True if events have more than `_MAX_DIRECT_SIZE` bytes, without examining more than that."""
+    left, parts = _MAX_DIRECT_SIZE, list[Any](events)
+    while parts and left >= 0:
+        # Only models have a `__dict__`.
+        part = getattr(parts[-1], "__dict__", parts.pop())
+        cls = part.__class__
+        if issubclass(cls, str | bytes):
+            left -= len(part)
+        elif issubclass(cls, dict | list | tuple):
+            left -= _VALUE_SIZE * len(part)
+            parts += part.values() if issubclass(cls, dict) else part
+    return left < 0
 
 
 def _to_rows(events: Sequence[Event]) -> list[tuple[int, int, bytes]]:

@@ -253,8 +253,7 @@ def _find_schema_problem(schema: dict[str, Any], data: bytes | None) -> str | No
     """
     if data is None:
         return "its schema cannot be written as JSON"
-    size_problem = _find_size_problem(data)
-    if size_problem is not None:
+    if size_problem := _find_size_problem(data):
         return size_problem
     # Many servers send null for unused keywords. The newest protocol only validates the type.
     for keyword in ("properties", "$defs", "definitions"):
