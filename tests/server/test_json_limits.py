@@ -18,7 +18,7 @@ from rxloop import Agent, MemoryEventLog, Runtime
 from rxloop.server import ServerLimits, a2a, agui, api, mcp_server, openai_api, ui_stream
 from rxloop.server.a2a.calls import MAX_DEPTH as A2A_DEPTH
 from rxloop.server.a2a.parts import remove_data
-from rxloop.server.core.bodies import DEFAULT_VALUES, MAX_DEPTH, parse_text, read_bytes
+from rxloop.server.core.bodies import DEFAULT_VALUES, MAX_DEPTH, SDK_VALUES, parse_text, read_bytes
 from rxloop.server.core.errors import Refused
 from rxloop.testing import ScriptedModel
 from support.api_server import serve_app
@@ -86,6 +86,15 @@ async def test_body_with_too_many_values_is_refused_before_it_is_parsed(name: st
     # AG-UI reports refusals as events.
     assert (response.status_code, runs) == (200 if name == "agui" else 413, 0), response.text
     assert f"the body must have at most {DEFAULT_VALUES} JSON values" in response.text
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_bodies_for_sdks_have_a_lower_limit_of_values(name: str) -> None:
+    response, runs = await post(name, f"[{'1,' * (SDK_VALUES + 100)}1]")
+    is_lower = name.startswith(("a2a", "mcp"))
+    assert (response.status_code == 413) == is_lower, response.text
+    assert (f"the body must have at most {SDK_VALUES} JSON values" in response.text) == is_lower
+    assert not (is_lower and runs)
 
 
 @pytest.mark.parametrize("text", [b"", b'"' + b"x" * 2**16 + b'",'], ids=["numbers", "text and numbers"])

@@ -74,8 +74,7 @@ async def read_chunks(log: EventLog, task_id: str, *, last_seq: int, after_seq: 
         last_seq: As in `read_pages`.
         after_seq: As in `read_pages`.
     """
-    chunk: list[Event] = []
-    size = 0
+    chunk, size = list[Event](), 0
     async with aclosing(read_pages(log, task_id, after_seq=after_seq, last_seq=last_seq)) as events:
         async for event in events:
             chunk.append(event)

@@ -31,7 +31,7 @@ from typing_extensions import override
 
 from rxloop.server.a2a.parts import check_part_count
 from rxloop.server.core.adapter import Call
-from rxloop.server.core.bodies import check_json
+from rxloop.server.core.bodies import SDK_VALUES, check_json, get_media_type
 from rxloop.server.core.errors import Refused, find_refusal
 from rxloop.server.core.gateway import Principal
 from rxloop.server.core.stream import SSE, FrameWriter
@@ -124,9 +124,9 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
     if request.method not in ("GET", "HEAD", "DELETE"):
         try:
             body = await call.gateway.read_body(call.principal, request)
-            if body and _get_media_type(request) not in _JSON:
+            if body and get_media_type(request) not in _JSON:
                 return _reject_body(rpc, ContentTypeNotSupportedError("the content type must be application/json"))
-            check_json(body, "body", call.gateway.limits, MAX_DEPTH)
+            check_json(body, "body", call.gateway.limits, MAX_DEPTH, SDK_VALUES)
             # Encoding the body again removes duplicate keys and invalid characters.
             payload = orjson.loads(body) if body else None
             _check_parts(payload, rpc)
@@ -154,10 +154,6 @@ def _check_parts(payload: Any, rpc: bool) -> None:
         payload = cast("dict[str, Any]", payload).get(name) if isinstance(payload, dict) else None
     if isinstance(payload, list) and payload:
         check_part_count(len(cast("list[Any]", payload)))
-
-
-def _get_media_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -24,6 +24,9 @@ _FIRST_CHECK = 2**16
 MAX_DEPTH = 64
 """Maximum nesting depth of JSON from clients. Protobuf and pydantic fail above 100 levels, and events add levels."""
 
+SDK_VALUES = 5_000
+"""Maximum number of JSON values in bodies that the SDK of a protocol validates, in up to ten microseconds per value."""
+
 
 def parse_body(model: type[M], data: bytes, request: Request, limits: ServerLimits) -> M:
     """Parse and validate the JSON body of a request.
@@ -31,7 +34,7 @@ def parse_body(model: type[M], data: bytes, request: Request, limits: ServerLimi
     Raises:
         Refused: If the body is not JSON, too complex, or invalid.
     """
-    if data and _get_media_type(request) != JSON:
+    if data and get_media_type(request) != JSON:
         raise Refused(415, "media_type", "the content-type of the body must be application/json")
     return parse_json(model, data or b"{}", "body", limits)
 
@@ -55,7 +58,9 @@ def parse_json(model: type[M], data: bytes | str, subject: str, limits: ServerLi
         raise make_invalid_data_error(error, subject) from None
 
 
-def check_json(data: bytes | str, subject: str, limits: ServerLimits, depth: int = MAX_DEPTH) -> None:
+def check_json(
+    data: bytes | str, subject: str, limits: ServerLimits, depth: int = MAX_DEPTH, values: int | None = None
+) -> None:
     """Check the number of values and the nesting depth of JSON before parsing, because parsing blocks the event loop.
 
     Args:
@@ -63,13 +68,15 @@ def check_json(data: bytes | str, subject: str, limits: ServerLimits, depth: int
         subject: Name of the data in error messages.
         limits: Limits of the adapter.
         depth: Maximum nesting depth.
+        values: Maximum number of values, if it is less than that of the adapter.
 
     Raises:
         Refused: If the data has too many values, or is nested too deeply.
     """
-    excess = find_excess(_encode(data), values=limits.values, depth=depth)
+    values = min(limits.values, values or limits.values)
+    excess = find_excess(_encode(data), values=values, depth=depth)
     if excess == "values":
-        raise Refused(413, "too_large", f"the {subject} must have at most {limits.values} JSON values")
+        raise Refused(413, "too_large", f"the {subject} must have at most {values} JSON values")
     if excess == "depth":
         raise Refused(400, "bad_request", f"the {subject} must have at most {depth} nested JSON levels")
 
@@ -84,7 +91,8 @@ def parse_text(text: str) -> Any:
         return text
 
 
-def _get_media_type(request: Request) -> str:
+def get_media_type(request: Request) -> str:
+    """Return the media type of the body without parameters, or an empty string."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -109,7 +117,7 @@ async def read_bytes(
         Refused: If the body is too large, too complex or too slow.
     """
     data = bytearray()
-    size, next_check = 0, _FIRST_CHECK if _get_media_type(request).endswith("json") else limits.body
+    size, next_check = 0, _FIRST_CHECK if get_media_type(request).endswith("json") else limits.body
     refused: Refused | None = None
     try:
         async with asyncio.timeout(limits.body_seconds):

@@ -29,7 +29,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.account import ServerLimits
 from rxloop.server.core.adapter import Adapter, AdapterOptions, OnDisconnect
-from rxloop.server.core.bodies import check_json
+from rxloop.server.core.bodies import SDK_VALUES, check_json
 from rxloop.server.core.errors import Refused, to_refusal
 from rxloop.server.core.gateway import Auth, Gateway, Principal, StreamSlot
 from rxloop.server.core.request_slots import make_slot_release
@@ -128,7 +128,7 @@ class Endpoint:
                 body = await self._gateway.read_body(principal, request) if request.method == "POST" else b""
                 await stack.enter_async_context(self._gateway.acquire_slot(principal, request, len(body)))
                 if request.method == "POST":
-                    check_json(body, "body", self._gateway.limits)
+                    check_json(body, "body", self._gateway.limits, values=SDK_VALUES)
                     receive = _replay_body(body, receive)
                 # Sessions handle requests in their own tasks.
                 scope_fields: dict[str, Any] = {
