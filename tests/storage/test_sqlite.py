@@ -411,7 +411,7 @@ LARGE: dict[str, Event] = {
 
 
 @pytest.mark.parametrize("event", LARGE.values(), ids=LARGE)
-async def test_large_events_are_not_encoded_and_written_by_the_event_loop(path: Path, event: Event) -> None:
+async def test_large_events_are_not_written_by_the_event_loop(path: Path, event: Event) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     event = event.model_copy(update={"seq": 2, "attempt": 1})

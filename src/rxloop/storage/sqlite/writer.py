@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 
@@ -40,10 +40,8 @@ _FREE_PAGES = 2_000
 
 _MAX_DIRECT_EVENTS = 32
 """Maximum batch size for writing on the calling thread."""
-_MAX_DIRECT_SIZE = 1 << 18
-"""The same in bytes, approximately. Writing megabytes would block the event loop."""
-_VALUE_SIZE = 16
-"""Assumed size of a value in bytes, besides text."""
+_MAX_DIRECT_SIZE = 1 << 17
+"""The same in bytes. Writing megabytes would block the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +81,15 @@ class Writer:
             ConflictError: If the last stored `seq` is different.
             EventLogError: If writing the file fails.
         """
-        if len(events) > _MAX_DIRECT_EVENTS or _is_large(events):
+        if len(events) > _MAX_DIRECT_EVENTS:
+            return False
+        encoded = _encode(events)
+        if sum(len(data) for _, data in encoded) > _MAX_DIRECT_SIZE:
             return False
 
         def work(connection: sqlite3.Connection) -> ConflictError | None:
             with transaction(connection, wait=0):
-                return append(connection, task_id, events, expected_seq, writer, self._leases.check_lease)
+                return append(connection, task_id, encoded, expected_seq, writer, self._leases.check_lease)
 
         outcome = self._write_directly(work, len(events))
         if isinstance(outcome, ConflictError):
@@ -146,7 +147,7 @@ class Writer:
         try:
             with convert_errors(self.path), transaction(connection):
                 outcomes = [
-                    append(connection, batch.task_id, batch.events, batch.expected_seq, batch.writer, fence)
+                    append(connection, batch.task_id, _encode(batch.events), batch.expected_seq, batch.writer, fence)
                     for batch in batches
                 ]
             if self._file.needs_checkpoint(sum(len(batch.events) for batch in batches)):
@@ -243,6 +244,9 @@ class Writer:
         await self._worker.aclose(final_work=self._file.close)
 
 
+Encoded = list[tuple[Event, bytes]]
+"""Events with their JSON."""
+
 Fence = Callable[[str, str, str | None, str | None], ConflictError | None]
 """Function that returns a `Fenced` error if the lease belongs to another holder. Its arguments are the conversation
 key, the run ID, the leaseholding run and the holder ID."""
@@ -256,9 +260,10 @@ _LEASE = "SELECT task_id, holder_id FROM leases WHERE context_id = ?"
 
 
 def append(
-    connection: sqlite3.Connection, task_id: str, events: Sequence[Event], expected_seq: int, writer: str, fence: Fence
+    connection: sqlite3.Connection, task_id: str, encoded: Encoded, expected_seq: int, writer: str, fence: Fence
 ) -> ConflictError | None:
     """Append a batch. Conflicts are returned, so that other batches in the transaction are still committed."""
+    events = [event for event, _ in encoded]
     row = connection.execute(_RUN, (task_id,)).fetchone()
     if row is None:
         conversation = get_conversation(events[0])
@@ -269,15 +274,15 @@ def append(
         return fenced
     if last_seq != expected_seq:
         new = count_repeats(events, last_seq) if writer and writer == last_writer else None
-        if number is None or new is None or not _are_stored(connection, number, _to_rows(events[:new])):
+        if number is None or new is None or not _are_stored(connection, number, encoded[:new]):
             return make_conflict_error(task_id, expected_seq, last_seq)
-        events = events[new:]
-    rows = _to_rows(events)
+        encoded, events = encoded[new:], events[new:]
     if number is None:
         number = _insert_run(connection, task_id, events[0])
     # Transient events do not change `seq`, so a repeated batch replaces the first one.
     connection.executemany(
-        "INSERT OR REPLACE INTO events (run, seq, sub, json) VALUES (?, ?, ?, ?)", [(number, *row) for row in rows]
+        "INSERT OR REPLACE INTO events (run, seq, sub, json) VALUES (?, ?, ?, ?)",
+        [(number, event.seq, event.sub, data) for event, data in encoded],
     )
     durable = [event for event in events if event.durable]
     if durable:
@@ -310,29 +315,15 @@ def _insert_run(connection: sqlite3.Connection, task_id: str, first: Event) -> i
     ).lastrowid
 
 
-def _is_large(events: Sequence[Event]) -> bool:
-    """Return True if events have more than `_MAX_DIRECT_SIZE` bytes, without examining more than that."""
-    left, parts = _MAX_DIRECT_SIZE, list[Any](events)
-    while parts and left >= 0:
-        # Only models have a `__dict__`.
-        part = getattr(parts[-1], "__dict__", parts.pop())
-        cls = part.__class__
-        if issubclass(cls, str | bytes):
-            left -= len(part)
-        elif issubclass(cls, dict | list | tuple):
-            left -= _VALUE_SIZE * len(part)
-            parts += part.values() if issubclass(cls, dict) else part
-    return left < 0
+def _encode(events: Sequence[Event]) -> Encoded:
+    return [(event, event.to_json()) for event in events]
 
 
-def _to_rows(events: Sequence[Event]) -> list[tuple[int, int, bytes]]:
-    return [(event.seq, event.sub, event.to_json()) for event in events]
-
-
-def _are_stored(connection: sqlite3.Connection, number: int, rows: Sequence[tuple[int, int, bytes]]) -> bool:
+def _are_stored(connection: sqlite3.Connection, number: int, encoded: Encoded) -> bool:
     """Return True if identical rows already exist from an earlier write by the same writer."""
     query = "SELECT json FROM events WHERE run = ? AND seq = ? AND sub = ?"
-    return all(connection.execute(query, (number, seq, sub)).fetchone() == (json,) for seq, sub, json in rows)
+    rows = (((number, event.seq, event.sub), data) for event, data in encoded)
+    return all(connection.execute(query, key).fetchone() == (data,) for key, data in rows)
 
 
 def remove(connection: sqlite3.Connection, numbers: Sequence[int], deltas_only: bool = False) -> None:
