@@ -60,7 +60,9 @@ def freeze_json(value: Any, name: str, limit: int = MAX_VALUES) -> Any:
     if value.__class__ is FrozenDict or value.__class__ is FrozenList:
         return value
     try:
-        return _Converter(limit).convert_any(value, 0)
+        converter = _Converter()
+        converter.limit = converter.remaining = limit
+        return converter.convert_any(value, 0)
     except _InvalidValue as fault:
         raise fault.to_error(name) from fault.__cause__
 
@@ -122,8 +124,8 @@ class _InvalidValue(Exception):
 class _Converter:
     """Converter with limits on depth and size, used to detect cycles."""
 
-    def __init__(self, limit: int = MAX_VALUES) -> None:
-        self._limit = self._remaining = limit
+    # Class attributes, because most converters use the default and a constructor would be another call per field.
+    limit = remaining = MAX_VALUES
 
     def convert_any(self, value: Any, depth: int) -> Any:
         """Convert a value of any type to JSON data."""
@@ -210,9 +212,9 @@ class _Converter:
     def _count(self, number: int, depth: int) -> None:
         if depth >= MAX_DEPTH:
             raise _nesting_error()
-        self._remaining -= number
-        if self._remaining < 0:
-            raise _InvalidValue(f"must not have more than {self._limit:,} values; use a reference to the data")
+        self.remaining -= number
+        if self.remaining < 0:
+            raise _InvalidValue(f"must not have more than {self.limit:,} values; use a reference to the data")
 
     def _convert_dict(self, value: Mapping[Any, Any], depth: int) -> FrozenDict:
         if not value:

@@ -118,7 +118,10 @@ class HTTPModel:
         self.preset = preset
         self._base_url = base_url
         # The name in events must not contain a password or key.
-        self._address = display_url(base_url or "")
+        address = display_url(base_url or "")
+        protocol = RESPONSES_AT if preset.wire == "openai_responses" else ""
+        self.name = f"{protocol}{address}#{model}" if preset.nameless else f"{preset.name}:{model}"
+        """Model string, used in events."""
         self._api_key = api_key
         self._sign = sign
         self._timeout = timeout
@@ -138,14 +141,6 @@ class HTTPModel:
 
     def __repr__(self) -> str:
         return f"<HTTPModel {self.name}>"
-
-    @property
-    def name(self) -> str:
-        """Model string, used in events."""
-        if not self.preset.nameless:
-            return f"{self.preset.name}:{self.model}"
-        protocol = RESPONSES_AT if self.preset.wire == "openai_responses" else ""
-        return f"{protocol}{self._address}#{self.model}"
 
     @property
     def enforces_schema(self) -> bool:

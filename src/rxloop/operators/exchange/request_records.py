@@ -192,11 +192,10 @@ def _find_window(model: object) -> int | None:
 def _divide(estimate: int, total: int, sizes: Sequence[int]) -> PartTokens:
     """Divide the estimate among the parts in proportion to their sizes. The sum is exact."""
     tokens: dict[str, int] = {}
-    before = reached = 0
+    rest = estimate
     for name, size in zip(PARTS, sizes, strict=True):
         if size:
-            reached += size
-            after = estimate * reached // total
-            tokens[name] = after - before
-            before = after
+            tokens[name] = part = rest * size // total
+            rest -= part
+            total -= size
     return _make_tokens(**tokens)
