@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from rxloop import Agent, RunContext, RxloopError
-from rxloop.testing import ScriptedModel
+from rxloop import Agent, RunContext, RxloopError, Signal, ToolRequest, op
+from rxloop.errors import RunError
+from rxloop.testing import ScriptedModel, call
 
 
 def make_run(agent: Agent | None = None) -> Any:
@@ -56,3 +58,36 @@ async def test_warning_about_an_unused_run_names_the_line_that_created_it() -> N
 async def test_idempotency_key_raises_on_a_context_without_call() -> None:
     with pytest.raises(RxloopError, match="only available in tools"):
         _ = RunContext().idempotency_key
+
+
+async def test_unknown_attribute_of_a_context_tells_the_model_and_the_log_the_remedy() -> None:
+    def report(ctx: RunContext) -> str:
+        """Report the run."""
+        unchecked: Any = ctx
+        return unchecked.run_id
+
+    result = await Agent(ScriptedModel(call("report"), "Done"), tools=[report]).run("Report")
+    assert "'RunContext' object has no attribute 'run_id'; use ctx.task_id" in result.messages[-2].text
+
+
+async def test_unknown_attribute_of_a_request_fails_the_run_with_the_remedy() -> None:
+    @op.on(ToolRequest)
+    async def guard(request: Any, ctx: RunContext) -> AsyncIterator[Signal]:
+        yield request.deny("no")
+
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    loop = op.standard(before_tools=[guard])
+    with pytest.raises(RunError, match=r"no attribute 'deny'; use request\.refuse\(reason\)"):
+        await Agent(ScriptedModel(call("pay"), "Done"), tools=[pay], loop=loop).run("Pay")
+
+
+async def test_own_attribute_error_keeps_its_message() -> None:
+    def lookup(ctx: RunContext) -> str:
+        """Look up."""
+        raise AttributeError("no such column", name="run_id", obj=ctx)
+
+    result = await Agent(ScriptedModel(call("lookup"), "Done"), tools=[lookup]).run("Look up")
+    assert result.messages[-2].text == "AttributeError: no such column"

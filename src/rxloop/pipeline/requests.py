@@ -20,7 +20,7 @@ from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
 from rxloop.protocol.parts import add_placeholders
 from rxloop.protocol.settings import ModelSettings
-from rxloop.support.misuse import ExplainedAttributes, explain_changes
+from rxloop.support.misuse import explain_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ToolDefinition:
         object.__setattr__(self, "size", size)
 
 
-class Request(ExplainedAttributes, Generic[D_co]):
+class Request(Generic[D_co]):
     """Base class for requests, which operators may delay, replace, answer or duplicate.
 
     Only type checkers use the parameter: operators with a `RunContext[Deps]` handler accept `Request[Deps]`.

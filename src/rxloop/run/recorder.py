@@ -159,7 +159,7 @@ class Recorder:
                 return
             if properties.happens_once:
                 self._close_failed_call(event)
-        if event.durable:
+        if properties.durable:
             if properties.is_reserved:
                 self.check(event)
             event = self._record(event, properties)

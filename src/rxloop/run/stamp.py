@@ -66,9 +66,10 @@ class EventStamp:
 
     def apply(self, event: Event, properties: EventProperties) -> Event:
         """Add numbers, ids and a timestamp to an event. Copies the event first if it was published before."""
-        if event.attempt:
-            event = event.model_copy()
         fields = mutable_fields(event)
+        if fields["attempt"]:
+            event = event.model_copy()
+            fields = mutable_fields(event)
         # Most tokens are ASCII deltas without metadata, and don't need to be normalised.
         text = fields.get(properties.text)
         if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
@@ -82,7 +83,7 @@ class EventStamp:
             self.adopt(event)
         else:
             fields.update(self.ids)
-        if event.durable:
+        if properties.durable:
             numbering.seq += 1
             fields["sub"] = numbering.sub = 0
         else:
@@ -115,31 +116,33 @@ class EventStamp:
         reason = properties.rule(state, event)
         if reason is None and not properties.happens_once:
             return None
-        if event.parent_task_id is not None or event.task_id not in ("", self.task_id):
+        # The attributes of pydantic models are slower than the items of their dicts.
+        fields = mutable_fields(event)
+        if fields["parent_task_id"] is not None or fields["task_id"] not in ("", self.task_id):
             return None
-        return reason or self._find_repetition(state, event)
+        return reason or self._find_repetition(state, event, fields["step"], fields["branch"])
 
-    def _find_repetition(self, state: RunState, event: Event) -> str | None:
+    def _find_repetition(self, state: RunState, event: Event, step: str | None, branch: str | None) -> str | None:
         """Return why an event must not happen again, or None."""
         if isinstance(event, ToolStartEvent):
             # The state can't detect this, because calls from earlier attempts may be restarted.
-            slot = (event.step or "", event.index)
+            slot = (step or "", event.index)
             if self._started is None:
                 self._started = set()
             if slot in self._started:
-                return f"call {event.index} of step {event.step} started twice"
+                return f"call {event.index} of step {step} started twice"
             self._started.add(slot)
             return None
         last = state.last
-        if last is None or event.step == last.step:
+        if last is None or step == (last_step := last.step):
             return None
         # The state only retains the newest message.
         if self._completed is None:
             self._completed = set()
-        self._completed.add((event.branch, last.step))
-        if (event.branch, event.step) not in self._completed:
+        self._completed.add((branch, last_step))
+        if (branch, step) not in self._completed:
             return None
-        return f"{event.kind} of step {event.step}, which has a complete message"
+        return f"{event.kind} of step {step}, which has a complete message"
 
 
 def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) -> None:
@@ -264,6 +267,7 @@ class EventProperties:
 
     is_event: bool
     """False for any other object a loop may emit."""
+    durable: bool
     rule: Rule | None
     """Order rule, or None if the event is always allowed."""
     happens_once: bool
@@ -282,6 +286,7 @@ class _PropertyCache(dict[type, EventProperties]):
     def __missing__(self, cls: type) -> EventProperties:
         properties = self[cls] = EventProperties(
             is_event=issubclass(cls, Event),
+            durable=getattr(cls, "durable", False),
             rule=_RULES[cls],
             happens_once=issubclass(cls, (ToolStartEvent, LLMCallEvent, ContentCompleteEvent)),
             text=_TEXT.get(cls, ""),

@@ -32,7 +32,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message, mark_private
-from rxloop.protocol.model import make_unchecked
+from rxloop.protocol.model import make_unchecked, mutable_fields
 from rxloop.protocol.visibility import PREDICTED
 from rxloop.state.attempt_counts import count_attempt, count_progress
 from rxloop.state.history import Batch, History, make_content
@@ -66,9 +66,11 @@ def fold(state: RunState, event: Event) -> RunState:
     if not event.durable:
         return state
     handler = _HANDLERS[type(event)] if event.parent_task_id is None else find_nested_handler(state, event)
-    if event.metadata and COMMAND_ID in event.metadata:
+    # The attributes of pydantic models are slower than the items of their dicts.
+    fields = mutable_fields(event)
+    if COMMAND_ID in fields["metadata"]:
         state = state.replace(last_command=find_last_command(state, event))
-    changes: dict[str, Any] = {"seq": event.seq or state.seq}
+    changes: dict[str, Any] = {"seq": fields["seq"] or state.seq}
     if handler is not None:
         changes |= handler(state, event)
     if state.starts and type(event) in _WORK:

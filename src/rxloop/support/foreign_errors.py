@@ -14,6 +14,7 @@ from pathlib import Path
 import reactivex
 
 from rxloop.errors import PipelineError, RxloopError
+from rxloop.support.misuse import explain_attribute
 
 _IGNORED_FOLDERS = tuple(f"{root}{os.sep}" for root in (Path(__file__).parents[1], Path(reactivex.__file__).parent))
 """Folders to ignore when searching for the raising function."""
@@ -39,7 +40,7 @@ def to_error(raised: BaseException, source: str | None = None) -> Exception:
     """
     if isinstance(raised, RxloopError):
         return raised
-    error = PipelineError(f"{source or find_raiser(raised)} raised {raised!r}{_remark(raised)}")
+    error = PipelineError(f"{source or find_raiser(raised)} raised {explain_attribute(raised)!r}{_remark(raised)}")
     error.__cause__ = raised
     return error
 
@@ -47,7 +48,7 @@ def to_error(raised: BaseException, source: str | None = None) -> Exception:
 def get_message(raised: BaseException) -> str:
     """Return the message of an exception, even if its `__str__` fails."""
     try:
-        return str(raised)
+        return str(explain_attribute(raised))
     except Exception as error:
         return f"{type(raised).__name__}.__str__ raised {type(error).__name__}"
 

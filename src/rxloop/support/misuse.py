@@ -36,6 +36,17 @@ def make_attribute_error(cls: type, name: str) -> AttributeError:
     return AttributeError(message)
 
 
+def explain_attribute(error: BaseException) -> BaseException:
+    """Return an error for an unknown attribute of a context or a request with a remedy. Return other errors unchanged.
+
+    These objects are no `ExplainedAttributes`, because `__getattr__` would make reading all their attributes slower.
+    """
+    if not isinstance(error, AttributeError) or not type(error.obj).__module__.startswith("rxloop."):
+        return error
+    explained = make_attribute_error(type(error.obj), error.name)
+    return explained if str(explained).startswith(str(error)) else error
+
+
 def explain_changes(cls: type, remedy: str) -> None:
     """Name the remedy in errors about changes of a frozen dataclass.
 
