@@ -23,11 +23,14 @@ from rxloop.errors import (
     ConfigurationError,
     ConflictError,
     InvalidInput,
+    LogUnreachable,
     UnknownRun,
 )
+from rxloop.pipeline.records import Snapshot
 from rxloop.protocol.commands import CancelCommand, Command
 from rxloop.state.fold import fold_all
 from rxloop.state.history import CANCELED_CALL, INTERRUPTED
+from rxloop.support.tasks import GRACE
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.bank import Bank, log_after_crash
 from support.run_checks import assert_no_tasks, final_events
@@ -184,6 +187,34 @@ def test_cancel_raises_after_30_seconds_when_another_process_always_writes_first
         with pytest.raises(ConflictError, match="has not ended it within 30 s"):
             time.run(bank.agent(log=log).get_run(paused.task_id).cancel())
         assert 30 <= time.now <= 31
+
+
+def test_cancel_can_be_repeated_if_the_run_was_not_read_in_time() -> None:
+    bank = Bank()
+
+    class StallingLog(MemoryEventLog):
+        """Log whose first snapshot takes longer than a cancelled attempt may load its run, as in a frozen process."""
+
+        stalls = 1
+
+        async def snapshot(self, task_id: str, **options: Any) -> Snapshot:
+            if self.stalls:
+                self.stalls -= 1
+                await asyncio.sleep(2 * GRACE)
+            return await super().snapshot(task_id, **options)
+
+    with virtual_time() as time:
+        paused = time.run(bank.request_payment())
+        log = StallingLog()
+        log._runs, log._by_context = bank.log._runs, bank.log._by_context
+        run = bank.agent(log=log).get_run(paused.task_id)
+        with pytest.raises(LogUnreachable, match="before its run was read") as caught:
+            time.run(run.cancel())
+        assert caught.value.retryable
+        time.run(run.cancel())
+        events = time.run(log.read(paused.task_id))
+
+    assert [event.state for event in final_events(events)] == ["input-required", "canceled"]
 
 
 class _RacingLog(MemoryEventLog):

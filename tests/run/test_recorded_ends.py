@@ -25,7 +25,7 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.errors import ConflictError
+from rxloop.errors import ConflictError, EventLogError
 from rxloop.state.history import CANCELED_CALL, INTERRUPTED, NEVER_BEGAN
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.bank import Bank, log_after_crash
@@ -109,7 +109,7 @@ def test_cancel_by_id_raises_when_it_cannot_be_recorded() -> None:
         async def cancel() -> None:
             asyncio.get_running_loop().call_later(0.5, setattr, SlowReadLog, "seconds", 3600.0)
             SlowReadLog.seconds = 1.0
-            with pytest.raises(RunError, match="could not be logged"):
+            with pytest.raises(EventLogError, match="could not be logged"):
                 await bank.agent().get_run(paused.task_id).cancel()
 
         try:

@@ -122,6 +122,8 @@ class RemoteRun(ExplainedAttributes, Generic[D, O]):
             UnknownRun: If the run does not exist.
             ConflictError: If the executing process has not ended the run within 30 s. The command remains in the inbox.
                 If the log does not support an inbox, cancel the run in that process.
+            LogUnreachable: If the log is unavailable, or this process was frozen. If the command was stored, it remains
+                in the inbox.
         """
         definition, task_id, reason = self._definition, self.task_id, reason or "cancelled"
         hold = definition.owned.find(task_id)
@@ -323,27 +325,30 @@ async def execute_attempt(task_id: str, run: Run[Any]) -> bool:
         await asyncio.sleep(RETRY)
         return False
     except AttemptError as error:
-        if error.result.state != "working":
-            return True
-        if error.code == "log":
-            raise LogUnreachable(str(error)) from error
-        return False
+        return _is_logged(error)
     return True
 
 
 async def has_ended(run: Run[Any]) -> bool:
-    """Await an attempt that only writes the final event. Return False if another process owns the run."""
+    """Await an attempt that only writes the final event. Return False if another process owns the run.
+
+    Raises:
+        LogUnreachable: As for `execute_attempt`.
+    """
     try:
         await run
     except ConflictError:
         return False
     except AttemptError as error:
-        if error.result.state != "working":
-            return True
-        if error.code in ("conflict", "fenced"):
-            return False
-        raise
+        return _is_logged(error)
     return True
+
+
+def _is_logged(error: AttemptError) -> bool:
+    """Return True if the end of an attempt is in the log, or False if another process can continue the run."""
+    if error.result.state == "working" and error.code == "log":
+        raise LogUnreachable(str(error)) from error
+    return error.result.state != "working"
 
 
 async def run_once(start: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:
