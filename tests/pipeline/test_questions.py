@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from rxloop import Agent, RunContext, RxloopError, ToolCompleteEvent, tool
+from rxloop import Agent, MemoryEventLog, RunContext, RxloopError, ToolCompleteEvent, tool
 from rxloop.pipeline.ask import Question
 from rxloop.testing import ScriptedModel, call
 from support.runs import collect
@@ -81,3 +82,35 @@ async def test_question_without_await_is_logged_outside_tools(caplog: pytest.Log
     with pytest.raises(RxloopError, match="use `await ctx"):
         bool(Question("Pay?", ask))
     assert await Question("Pay?", ask)
+
+
+@pytest.mark.parametrize(
+    ("answer", "options"),
+    [(bool, ["yes", "no"]), (int, [1, "2"]), (str, [1, 2]), (bool, [0, 1]), (list[str], ["a", "b"])],
+)
+async def test_option_of_another_type_is_refused_because_no_answer_would_be_valid(answer: Any, options: Any) -> None:
+    @tool
+    async def pay(ctx: RunContext) -> str:
+        """Pay."""
+        return str(await ctx.ask("Which bill?", answer, options=options))
+
+    event, _ = await execute(pay)
+    assert not event.success
+    assert "cannot answer 'Which bill?'" in (event.error or "")
+    assert "pass their type" in (event.error or "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "options"), [(str, ["rent", "power"]), (float, [1, 2.5]), (bool, [True]), (Literal["a", 1], ["a", 1])]
+)
+async def test_question_accepts_each_of_its_options(answer: Any, options: list[Any]) -> None:
+    @tool
+    async def choose(ctx: RunContext) -> str:
+        """Choose."""
+        return repr(await ctx.ask("Which bill?", answer, options=options))
+
+    for option in options:
+        agent = Agent(ScriptedModel(call("choose"), "Done."), tools=[choose], log=MemoryEventLog())
+        paused = await agent.run("Choose.")
+        result = await agent.resume(paused.task_id, inputs={paused.pending[0].input_id: option})
+        assert ast.literal_eval(result.messages[2].text) == option

@@ -14,7 +14,7 @@ from typing_extensions import override
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.protocol.events import AuthRequiredEvent, PendingInput
 from rxloop.protocol.links import find_link_fault
-from rxloop.support.json_schema import explain_schema_error
+from rxloop.support.json_schema import explain_schema_error, find_mismatch
 
 T = TypeVar("T")
 
@@ -96,7 +96,8 @@ def make_question(prompt: str, answer: Any, options: Sequence[Any] | None) -> tu
         options: Allowed answers.
 
     Raises:
-        ConfigurationError: If pydantic does not support the type.
+        ConfigurationError: If pydantic does not support the type, or an option has another type, so that no answer
+            would be valid.
     """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(answer)
@@ -116,6 +117,11 @@ def make_question(prompt: str, answer: Any, options: Sequence[Any] | None) -> tu
         options=None if options is None else list(options),
         answer_schema=adapter.json_schema(),
     )
+    for option in question.options or ():
+        # Options that are not JSON, such as dates, are only compared with the values of `on_input`.
+        if isinstance(option, str | int | float) and (mismatch := find_mismatch(option, question.answer_schema)):
+            hint = "pass their type, as in ctx.ask(prompt, str, options=[...])"
+            raise ConfigurationError(f"the option {option!r} cannot answer {prompt!r}: {mismatch}; {hint}")
     return question, read
 
 
