@@ -179,6 +179,21 @@ async def test_open_sessions_are_limited_per_principal() -> None:
         await app.drain(0.1)
 
 
+async def test_requests_of_other_principals_do_not_release_a_session() -> None:
+    runtime = Runtime({"clerk": make_clerk()}, log=MemoryEventLog())
+    app = mcp_server(runtime, auth=bearer(TOKENS), limits=ServerLimits(sessions=1))
+    ann, bob = ({**ACCEPT, "authorization": f"Bearer {name}-key"} for name in ("ann", "bob"))
+    async with runtime, serve_app(app) as url, httpx.AsyncClient(base_url=url) as client:
+        opened = await client.post("/mcp", json=INITIALIZE, headers=ann)
+        session = {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": "2025-11-25"}
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        assert (await client.delete("/mcp", headers={**bob, **session})).status_code == 404
+        assert (await client.post("/mcp", json=ping, headers={**bob, **session})).status_code == 404
+        assert (await client.post("/mcp", json=ping, headers={**ann, **session})).status_code == 200
+        assert (await client.post("/mcp", json=INITIALIZE, headers=ann)).status_code == 429
+        await app.drain(0.1)
+
+
 async def test_failed_requests_for_sessions_are_not_counted() -> None:
     runtime = Runtime({"clerk": make_clerk()}, log=MemoryEventLog())
     app = mcp_server(runtime, auth=bearer(TOKENS), limits=ServerLimits(sessions=1))

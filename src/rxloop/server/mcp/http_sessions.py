@@ -16,10 +16,12 @@ from rxloop.server.core.gateway import Gateway, Principal
 
 _SESSION_ID = "mcp-session-id"
 
+_Key = tuple[str, str | None]
+"""Principal and id of a session. Requests of other principals, which the SDK refuses, must not release the session."""
+
 
 @dataclass(slots=True)
 class _Session:
-    principal_id: str
     reservation: Reservation
     active: int
     """Number of requests in progress."""
@@ -41,7 +43,7 @@ class HttpSessions:
             timeout: Idle seconds after which the SDK closes a session.
         """
         self._gateway, self._timeout = gateway, timeout
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[_Key, _Session] = {}
 
     @contextmanager
     def serve(self, request: Request, principal: Principal, send: Send) -> Generator[Send]:
@@ -50,9 +52,9 @@ class HttpSessions:
         Raises:
             Refused: If the request would open a session, and the principal has too many.
         """
-        session_id = request.headers.get(_SESSION_ID)
-        session = self._sessions.get(session_id or "")
-        reservation = self._reserve(principal) if session_id is None and request.method == "POST" else None
+        key = (principal.id, request.headers.get(_SESSION_ID))
+        session = self._sessions.get(key)
+        reservation = self._reserve(principal) if key[1] is None and request.method == "POST" else None
         if session is not None:
             session.active += 1
 
@@ -61,10 +63,10 @@ class HttpSessions:
             if message["type"] == "http.response.start":
                 opened = dict(message["headers"]).get(_SESSION_ID.encode())
                 if reservation is not None and opened is not None:
-                    session = self._sessions[opened.decode()] = _Session(principal.id, reservation, 1, time.monotonic())
+                    session = self._sessions[principal.id, opened.decode()] = _Session(reservation, 1, time.monotonic())
                     reservation = None
-                if session_id is not None and (message["status"] == 404 or request.method == "DELETE"):
-                    self._forget(session_id)
+                if message["status"] == 404 or request.method == "DELETE":
+                    self._forget(key)
             await send(message)
 
         try:
@@ -78,8 +80,8 @@ class HttpSessions:
 
     def clear(self) -> None:
         """Release all sessions after the SDK has closed them."""
-        for session_id in list(self._sessions):
-            self._forget(session_id)
+        for key in list(self._sessions):
+            self._forget(key)
 
     def _reserve(self, principal: Principal) -> Reservation:
         try:
@@ -90,11 +92,11 @@ class HttpSessions:
 
     def _release_idle(self, principal_id: str) -> None:
         before = time.monotonic() - self._timeout
-        for session_id, session in list(self._sessions.items()):
-            if session.principal_id == principal_id and not session.active and session.last_used <= before:
-                self._forget(session_id)
+        for key, session in list(self._sessions.items()):
+            if key[0] == principal_id and not session.active and session.last_used <= before:
+                self._forget(key)
 
-    def _forget(self, session_id: str) -> None:
-        session = self._sessions.pop(session_id, None)
+    def _forget(self, key: _Key) -> None:
+        session = self._sessions.pop(key, None)
         if session is not None:
             session.reservation.release()
