@@ -190,11 +190,15 @@ async def test_principal_answers_only_the_permitted_kinds(turn: str, allowed: se
                 await app.drain(0.2)
 
 
-async def test_client_may_refuse_a_question_that_it_cannot_read() -> None:
+async def test_client_may_only_refuse_a_question_that_it_cannot_read() -> None:
     async with Runtime({"clerk": make_agent(call("pay_secretly", amount=5), "Done.")}, log=MemoryEventLog()) as runtime:
         app = api(runtime, auth=AUTH)
         async with serve_app(app) as url:
             run = await start_over_http(url)
+            path, body = answer_http(run["taskId"], run["pending"][0]["inputId"], True)
+            refused = await post(url, "boss-key", path, body)
+            assert refused.status_code == 403
+            assert "may only refuse" in refused.text
             path, body = answer_http(run["taskId"], run["pending"][0]["inputId"], False)
             assert (await post(url, "boss-key", f"{path}?wait=10", body)).json()["state"] == "completed"
             assert paid == []

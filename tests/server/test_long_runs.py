@@ -19,6 +19,7 @@ from rxloop.state import earlier_attempts
 from rxloop.storage import conversation
 from rxloop.support.threads import run_in_thread
 from rxloop.testing import ScriptedModel
+from rxloop.thinking.graph import ThoughtGraph
 from support.api_server import make_client, serve_api
 from support.run_checks import wait_until
 from support.viewer_runs import store_long_run
@@ -81,6 +82,22 @@ async def test_events_are_processed_by_one_thread_outside_of_the_event_loop(
     assert {each.status_code for each in responses} == {200}
     assert len(threads) == 1
     assert threading.current_thread() not in threads
+
+
+async def test_events_of_a_graph_are_added_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    adding: list[threading.Thread] = []
+    add = ThoughtGraph.add
+
+    def watch(graph: ThoughtGraph, event: Event) -> ThoughtGraph:
+        adding.append(threading.current_thread())
+        return add(graph, event)
+
+    async with serve_api(make_clerk()) as served, make_client(served.url) as ann:
+        run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
+        monkeypatch.setattr(ThoughtGraph, "add", watch)
+        assert (await ann.get(f"/runs/{run['taskId']}/graph")).status_code == 200
+    assert len(adding) == run["seq"]
+    assert threading.current_thread() not in adding
 
 
 @pytest.mark.parametrize(("path", "principals"), [("state", 2), ("export?form=jsonl", 1)])

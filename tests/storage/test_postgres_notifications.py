@@ -35,7 +35,8 @@ async def test_role_that_can_only_connect_neither_receives_nor_sends_notificatio
             assert channel not in str(statements)
             for guess in ("rxloop", "rxloop_rxloop", "*"):
                 await stranger.execute(f'LISTEN "{guess}"'.encode())
-            await log.append("run", [note(3)], expected_seq=2)
+            delta = ContentDeltaEvent(task_id="run", seq=2, sub=1, delta="x")
+            await log.append("run", [delta, note(3)], expected_seq=2)
             await log.append("run", [end(4)], expected_seq=3)
             await asyncio.wait_for(follower.task, 10)
             assert [notify async for notify in stranger.notifies(timeout=0.2)] == []

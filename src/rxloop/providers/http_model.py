@@ -90,6 +90,9 @@ class ModelOptions(TypedDict, total=False):
     """Limits of an answer."""
 
 
+_TYPES = {"base_url": str, "timeout": Timeouts, "retry": Retry, "stream": bool, "headers": Mapping, "bounds": Bounds}
+
+
 class HTTPModel:
     """HTTP-based model, created by functions such as `openai_chat` or `http_model`.
 
@@ -285,8 +288,7 @@ class HTTPModel:
         return complete
 
     def _key_of_preset(self) -> str | KeySource | None:
-        key = self.preset.key()
-        if key is not None or self.preset.key_source is None:
+        if (key := self.preset.key()) is not None or self.preset.key_source is None:
             return key
         self._api_key = self.preset.key_source()
         return self._api_key
@@ -314,8 +316,7 @@ def _output_limit(body: bytes) -> int | None:
         fields = as_object(orjson.loads(body))
     except orjson.JSONDecodeError:
         return None
-    limits = [fields.get(name) for name in _LIMITS]
-    limits.append(as_object(fields.get("generationConfig")).get("maxOutputTokens"))
+    limits = [*map(fields.get, _LIMITS), as_object(fields.get("generationConfig")).get("maxOutputTokens")]
     return next((limit for limit in limits if type(limit) is int), None)
 
 
@@ -338,12 +339,15 @@ def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options:
         name = min(unknown)
         remedy = explain_argument("model", ["model"], name, ModelOptions.__annotations__)
         raise TypeError(f"model {model or preset.default_model!r} does not accept the option {name!r}; {remedy}")
+    for name, kind in _TYPES.items():
+        # The error does not contain the value, which may contain a key.
+        if (value := options.get(name)) is not None and not isinstance(value, kind):
+            raise ConfigurationError(f"{name} must have the type {kind.__name__}, got {type(value).__qualname__}")
     option = options.get
     base_url, http_client, transport = option("base_url"), option("http_client"), option("transport")
     if http_client is not None and transport is not None:
         raise ConfigurationError("use either http_client= or transport=, not both")
-    model = model or preset.default_model
-    if not model:
+    if not (model := model or preset.default_model):
         raise ConfigurationError(f"no default model for {base_url or preset.name!r}; pass a model name")
     stream = option("stream", True)
     return HTTPModel(
@@ -373,9 +377,8 @@ def _text_rules(
         names = (preset.thought_tags or THOUGHT_TAGS) if thought_tags else ()
     else:
         names = (thought_tags,) if isinstance(thought_tags, str) else tuple(thought_tags)
-    if sanitize is None:
-        strip = preset.strip
-    else:
-        strip = (preset.strip or TEMPLATE_TOKENS) if sanitize else ()
+    strip = preset.strip if sanitize is None else ()
+    if sanitize:
+        strip = preset.strip or TEMPLATE_TOKENS
     first = preset.thinks_first and bool(names)
     return TextRules(thought_tags=names, thinks_first=first, keep_thoughts=keep_thoughts, strip=strip)
