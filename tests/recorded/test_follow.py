@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rxloop import (
     GapEvent,
     MemoryEventLog,
     Message,
+    SqliteEventLog,
     StatusUpdateEvent,
     TaskEvent,
     follow,
@@ -25,6 +27,7 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import UnknownRun
+from rxloop.recorded.follow import read_chunks
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.run_checks import run_ready_tasks
 from support.runs import collect
@@ -346,3 +349,19 @@ async def test_follow_yields_stored_deltas_after_the_cursor(recorded_log: Record
 def test_follower_ends_with_the_attempt_or_the_run(recorded_log: RecordedLog) -> None:
     with pytest.raises(ConfigurationError, match="until must be 'attempt' or 'end', got 'later'"):
         recorded_log.follow(until="later")
+
+
+async def test_chunks_of_a_run_end_after_a_number_of_bytes_or_events(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path / "runs.db")
+    sizes = [100_000] * 10 + [1_000_000] + [10] * 500
+    notes = [event(seq, data="x" * size) for seq, size in enumerate(sizes, start=3)]
+    events = [*start_events(), *notes]
+    await log.append("run", events, expected_seq=0)
+    chunks = [chunk async for chunk in read_chunks(log, "run", last_seq=len(events))]
+    assert [each.seq for chunk in chunks for each in chunk] == [each.seq for each in events]
+    assert len(chunks) >= 7
+    for chunk in chunks:
+        assert len(chunk) <= 200
+        # A chunk ends with the event that exceeds the size.
+        assert sum(each.decoded_size for each in chunk[:-1]) < 1 << 18
+    await log.aclose()

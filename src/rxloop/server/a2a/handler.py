@@ -45,7 +45,7 @@ from rxloop.server.a2a.calls import A2aRequest, get_request
 from rxloop.server.a2a.message_runs import continue_task, start_task
 from rxloop.server.a2a.parts import remove_data
 from rxloop.server.a2a.push import Push
-from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, fold_task, updates
+from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, updates
 from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.server.core.runs import cancel_run
 from rxloop.server.core.stream import read_to_end, wait_disconnected
@@ -53,6 +53,8 @@ from rxloop.server.core.stream import read_to_end, wait_disconnected
 ExtendedCard = pb.AgentCard | Callable[[Principal], pb.AgentCard]
 _PAGE = 50
 _FINISHED = "the task is finished; send the message without taskId to start a new task"
+MAX_HISTORY = 500
+"""Maximum number of messages in the history of a task that is read. The SDK encodes them on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,10 @@ class ServedAgent:
 
     async def fold(self, task_id: str) -> TaskFold:
         """Load a task from the log."""
-        return fold_task(await read_log(self.gateway.runtime.log.read, task_id), thoughts=self.thoughts)
+        fold = TaskFold(thoughts=self.thoughts)
+        await self.gateway.computations.fold_events(self.gateway.runtime.log, task_id, fold.add)
+        del fold.task.history[:-MAX_HISTORY]
+        return fold
 
     async def load(self, task_id: str) -> pb.Task:
         """Load a task from the log, with the state after all stored answers."""

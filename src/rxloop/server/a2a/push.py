@@ -36,6 +36,7 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal, StreamSlot
 from rxloop.support.http_environment import name_variables
 from rxloop.support.tasks import wait_all
+from rxloop.support.threads import compute
 
 log = logging.getLogger("rxloop")
 
@@ -258,12 +259,11 @@ class Push:
         webhook = (await self._load_webhooks(task_id)).get(config_id)
         if webhook is None:
             return
-        events = await read_log(self._log.read, task_id)
-        fold = fold_task([each for each in events if each.seq <= webhook.seq], thoughts=self._thoughts)
-        last = next((each for each in reversed(events) if each.seq <= webhook.seq), None)
-        if last is not None and _is_end(last):
+        events = [each for each in await read_log(self._log.read, task_id) if each.seq <= webhook.seq]
+        fold = await compute(lambda: fold_task(events, thoughts=self._thoughts), steps=len(events))
+        if events and _is_end(events[-1]):
             return
-        after = last.cursor if last is not None else None
+        after = events[-1].cursor if events else None
         async for event in follow(self._log, task_id, after=after, until="end"):
             if lost.is_set():
                 return

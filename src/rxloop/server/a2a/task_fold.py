@@ -89,9 +89,7 @@ class TaskFold:
             # Internal events also count, because tasks are listed by this timestamp.
             self._task.status.timestamp.CopyFrom(to_timestamp(event.timestamp))
             self.seq, self.cursor = event.seq, event.cursor
-        public = event.to_public()
-        if public is not None:
-            self._chat.take(public)
+        self._chat.take_public(event)
         changes, self._changes[:] = [*self._changes], []
         return [update for change in changes for update in self._convert_change(change)]
 

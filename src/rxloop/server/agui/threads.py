@@ -13,7 +13,6 @@ from rxloop.protocol.events import Event
 from rxloop.server.agui.fold import Writer
 from rxloop.server.agui.frames import encode_error
 from rxloop.server.agui.messages import Messages, StreamOptions
-from rxloop.server.core.chat_changes import Change
 from rxloop.server.core.chat_fold import ChatFold
 from rxloop.server.core.gateway import Gateway, Principal
 
@@ -46,15 +45,10 @@ def agui_frames(options: StreamOptions) -> View[Event, bytes]:
             if writer.is_complete:
                 out.complete()
 
-        def take_change(item: Change | Event) -> None:
-            write(writer.take(item))
-
-        fold = ChatFold(take_change)
+        fold = ChatFold(lambda item: write(writer.take(item)))
 
         def take(event: Event) -> None:
-            public = event.to_public()
-            if public is not None:
-                fold.take(public)
+            fold.take_public(event)
             write(writer.send_snapshot(event))
 
         def fail(error: Exception) -> None:
@@ -95,13 +89,6 @@ async def fold_messages(gateway: Gateway, records: Sequence[RunRecord], result_i
     messages = Messages(result_ids=result_ids)
     for record in records:
         writer = Writer(StreamOptions(record.context_id, "", after=_BEYOND_END), messages)
-
-        def take(item: Change | Event, writer: Writer = writer) -> None:
-            writer.take(item)
-
-        fold = ChatFold(take)
-        for event in await read_log(gateway.runtime.log.read, record.task_id):
-            public = event.to_public()
-            if public is not None:
-                fold.take(public)
+        take = ChatFold(writer.take).take_public
+        await gateway.computations.fold_events(gateway.runtime.log, record.task_id, take)
     return messages

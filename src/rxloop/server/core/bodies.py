@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -83,12 +84,10 @@ def check_json(
 
 def parse_text(text: str) -> Any:
     """Return the JSON value of a text, or the text itself if it is not JSON or exceeds the limits of `check_json`."""
-    if find_excess(_encode(text), values=DEFAULT_VALUES, depth=MAX_DEPTH) is not None:
-        return text
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
+    with suppress(orjson.JSONDecodeError):
+        if find_excess(_encode(text), values=DEFAULT_VALUES, depth=MAX_DEPTH) is None:
+            return orjson.loads(text)
+    return text
 
 
 def get_media_type(request: Request) -> str:

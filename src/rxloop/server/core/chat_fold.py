@@ -31,7 +31,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.server.core import chat_changes as to
 from rxloop.server.core.chat_changes import Change
 
-Emit = Callable[[Change | Event], None]
+Emit = Callable[[Change | Event], object]
 T = TypeVar("T")
 _ToolEvent = ToolStartEvent | ToolProgressEvent | ToolCompleteEvent
 
@@ -53,6 +53,12 @@ class ChatFold:
         """Number of model calls per step. Call ids contain this number, because it is the same for all readers."""
         self._calls: dict[tuple[str, str | None, int], _Call] = {}
         """Latest call by run, step and index."""
+
+    def take_public(self, event: Event) -> None:
+        """Fold the public form of the next event. Internal events are skipped."""
+        public_event = event.to_public()
+        if public_event is not None:
+            self.take(public_event)
 
     def take(self, event: Event) -> None:
         """Fold the next event."""
@@ -339,14 +345,7 @@ def chat() -> View[Event, Change | Event]:
     """
 
     def write(out: ViewOutput[Change | Event]) -> Callable[[Event], None]:
-        fold = ChatFold(out.emit)
-
-        def take(event: Event) -> None:
-            public_event = event.to_public()
-            if public_event is not None:
-                fold.take(public_event)
-
-        return take
+        return ChatFold(out.emit).take_public
 
     return make_view(write)
 

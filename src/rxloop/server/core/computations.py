@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event
 from rxloop.recorded.follow import read_chunks
@@ -62,6 +63,23 @@ class Computations:
                         await check_connected()
                         await run_in_thread(partial(add, chunk), threads=self._fold_thread)
                 return await run_in_thread(finish, threads=self._fold_thread)
+
+    @staticmethod
+    async def fold_events(log: EventLog, task_id: str, add: Callable[[Event], object]) -> None:
+        """Call a function with each stored event of a run. The event loop runs other tasks in between.
+
+        Args:
+            log: Event log.
+            task_id: Task id.
+            add: Adds an event to the fold.
+        """
+        record = await read_log(log.get_record, task_id)
+        with ignore_large_data():
+            async with aclosing(read_chunks(log, task_id, last_seq=record.seq)) as chunks:
+                async for chunk in chunks:
+                    for event in chunk:
+                        add(event)
+                    await asyncio.sleep(0)
 
     @asynccontextmanager
     async def hold_runs(self, principal_id: str) -> AsyncGenerator[WholeRuns]:

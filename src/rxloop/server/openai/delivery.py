@@ -12,7 +12,6 @@ import orjson
 from starlette.responses import Response
 
 from rxloop.errors import EventLogError
-from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.recorded.follow import follow
 from rxloop.server.core.chat_fold import ChatFold
@@ -43,11 +42,8 @@ def json_response(body: Any, status: int = 200) -> Response:
 async def fold_response(call: OpenAiCall[Any], record: RunRecord, id: ResponseId) -> ResponseFold:
     """Fold a response from the stored events."""
     fold = ResponseFold(get_response_info(record, call.gateway.runtime), id, lambda event: None)
-    chat = ChatFold(fold.take)
-    for event in await read_log(call.gateway.runtime.log.read, record.task_id):
-        public = event.to_public()
-        if public is not None:
-            chat.take(public)
+    gateway, take = call.gateway, ChatFold(fold.take).take_public
+    await gateway.computations.fold_events(gateway.runtime.log, record.task_id, take)
     return fold
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.messages import FilePart, ImagePart, Message, PendingInput, TextPart, get_tool_error
+from rxloop.recorded.follow import read_first
 from rxloop.server.core.bodies import parse_text, read_query
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.existing_runs import answer_run
@@ -40,6 +41,7 @@ from rxloop.server.openai.requests import (
 from rxloop.server.openai.response_fold import ResponseFold
 from rxloop.server.openai.response_items import Json, ResponseId, parse_question_id, parse_run_id, read_response_id
 from rxloop.server.openai.run_inputs import build_prompt, convert_tools, has_started, start
+from rxloop.support.threads import compute
 
 _NOT_LATEST = "the conversation has newer responses; continue from the latest one, or start a new conversation"
 
@@ -90,7 +92,7 @@ async def retrieve(call: OpenAiCall[Any]) -> Response:
     record, response_id, fold = await _load(call)
     query = read_query(RetrieveQuery, call.request)
     if not query.stream:
-        return json_response(fold.response())
+        return json_response(await compute(fold.response))
     if not get_response_info(record, call.gateway.runtime).background:
         raise unsupported("stream", "only responses that were created with background=true can be streamed again")
     after = -1 if query.starting_after is None else query.starting_after
@@ -112,8 +114,8 @@ async def input_items(call: OpenAiCall[Any]) -> Response:
     query = read_query(ItemsQuery, call.request)
     entries: list[Json] = []
     if response_id.turn == 1:
-        first = (await read_log(call.gateway.runtime.log.read, record.task_id))[0].to_public()
-        messages: Sequence[Message] = getattr(first, "messages", ())
+        first = await read_first(call.gateway.runtime.log, record.task_id)
+        messages: Sequence[Message] = getattr(first and first.to_public(), "messages", ())
         entries = [_make_input_item(each, f"msg_{record.task_id}:in:{index}") for index, each in enumerate(messages)]
     if query.order == "desc":
         entries.reverse()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
-from reactivex import from_iterable
+from reactivex.subject import Subject
 
 from rxloop.coordination.answers import find_new_answers, validate_answers
 from rxloop.errors import InvalidInput
@@ -15,6 +15,7 @@ from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, TaskEvent
 from rxloop.protocol.ids import derive_id, is_id
 from rxloop.protocol.messages import Message, PendingInput, TextPart
+from rxloop.recorded.follow import read_first
 from rxloop.recorded.questions import read_status
 from rxloop.run.ownership import read_open_questions
 from rxloop.server.core.chat_fold import chat
@@ -28,6 +29,7 @@ from rxloop.server.ui_messages.requests import Answers, UserMessage
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import initial_state
 from rxloop.storage.conversation import conversation
+from rxloop.support.threads import compute
 
 NOTE = "ui"
 """Metadata key for adapter data, which is needed to restore the chat later."""
@@ -87,9 +89,8 @@ class Chat:
 
     async def load_history(self, record: RunRecord) -> list[Message]:
         """Return messages preceding a run in its conversation."""
-        return list(
-            (await conversation(self._gateway.runtime.log, record.conversation, before=record.task_id)).messages
-        )
+        earlier = await conversation(self._gateway.runtime.log, record.conversation, before=record.task_id)
+        return list(earlier.messages)
 
     async def list_runs(self) -> list[RunRecord]:
         """Return the runs of the chat in order."""
@@ -108,11 +109,20 @@ class Chat:
         """Return all UI messages in this chat."""
         messages: list[dict[str, Any]] = []
         for record in await self.list_runs() if self.exists else ():
-            events = await read_log(self._gateway.runtime.log.read, record.task_id)
-            messages += _list_user_messages(events, read_note(record).get("new"))
+            first = await read_first(self._gateway.runtime.log, record.task_id)
+            messages += _list_user_messages(first, read_note(record).get("new"))
             if record.state != "submitted":
-                messages.append(_build_message(record, events))
+                messages.append(await self._build_message(record))
         return messages
+
+    async def _build_message(self, record: RunRecord) -> dict[str, Any]:
+        collected: list[Chunk] = []
+        view = chunks(record.task_id, record.context_id, client_tools=read_note(record).get("tools", ()))
+        events: Subject[Event] = Subject()
+        events.pipe(chat(), view).subscribe(collected.append)
+        await self._gateway.computations.fold_events(self._gateway.runtime.log, record.task_id, events.on_next)
+        events.on_completed()
+        return await compute(lambda: assemble_message(collected), steps=len(collected))
 
 
 def read_note(record: RunRecord) -> dict[str, Any]:
@@ -131,16 +141,9 @@ def check_chat_id(chat_id: str) -> None:
         raise Refused(404, "not_found", "the conversation does not exist")
 
 
-def _build_message(record: RunRecord, events: Sequence[Event]) -> dict[str, Any]:
-    collected: list[Chunk] = []
-    view = chunks(record.task_id, record.context_id, client_tools=read_note(record).get("tools", ()))
-    from_iterable(events).pipe(chat(), view).subscribe(collected.append)
-    return assemble_message(collected)
-
-
-def _list_user_messages(events: Sequence[Event], new: Any) -> list[dict[str, Any]]:
+def _list_user_messages(first: Event | None, new: Any) -> list[dict[str, Any]]:
     """Return the user messages that started a run, excluding copied history."""
-    first = events[0].to_public() if events else None
+    first = first and first.to_public()
     if not isinstance(first, TaskEvent):
         return []
     messages = [message for message in first.messages if message.role == "user"]
@@ -158,9 +161,7 @@ def _list_user_messages(events: Sequence[Event], new: Any) -> list[dict[str, Any
 
 
 def _convert_part(part: Any) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    return to_file_part(part)
+    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else to_file_part(part)
 
 
 async def answer_questions(
@@ -226,9 +227,13 @@ async def _check_known(gateway: Gateway, record: RunRecord, answers: Answers, in
     if not (answers.approvals or answers.results or inputs):
         return
     state, questions = initial_state(), dict[str, PendingInput]()
-    for event in await read_log(gateway.runtime.log.read, record.task_id):
+
+    def add(event: Event) -> None:
+        nonlocal state
         state = fold_all([event], state)
-        questions |= state.pending
+        questions.update(state.pending)
+
+    await gateway.computations.fold_events(gateway.runtime.log, record.task_id, add)
     values = {
         name: each
         for name, question in questions.items()

@@ -123,6 +123,7 @@ def assemble_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
     parts: list[dict[str, Any]] = message["parts"]
     streaming: dict[str, dict[str, Any]] = {}
     calls: dict[str, dict[str, Any]] = {}
+    data: dict[tuple[str, str | int], dict[str, Any]] = {}
     for chunk in chunks:
         kind: str = chunk["type"]
         if "messageMetadata" in chunk:
@@ -145,7 +146,11 @@ def assemble_message(chunks: Iterable[Chunk]) -> dict[str, Any]:
         elif kind.startswith("tool-"):
             _apply_call(parts, calls, chunk)
         elif kind.startswith("data-") and not chunk.get("transient"):
-            _apply_data(parts, chunk)
+            key = kind, chunk.get("id") or len(parts)
+            if key not in data:
+                data[key] = dict(chunk)
+                parts.append(data[key])
+            data[key]["data"] = chunk["data"]
     return message
 
 
@@ -153,12 +158,9 @@ def _apply_call(parts: list[dict[str, Any]], calls: dict[str, dict[str, Any]], c
     kind, slot = chunk["type"], chunk["toolCallId"]
     part = calls.get(slot)
     if part is None:
-        dynamic = chunk.get("dynamic", False)
-        named = (
-            {"type": "dynamic-tool", "toolName": chunk["toolName"]}
-            if dynamic
-            else {"type": f"tool-{chunk['toolName']}"}
-        )
+        named = {"type": f"tool-{chunk['toolName']}"}
+        if chunk.get("dynamic"):
+            named = {"type": "dynamic-tool", "toolName": chunk["toolName"]}
         part = calls[slot] = {**named, "toolCallId": slot}
         parts.append(part)
     if "providerExecuted" in chunk:
@@ -176,14 +178,6 @@ def _apply_call(parts: list[dict[str, Any]], calls: dict[str, dict[str, Any]], c
             if kind != "tool-output-denied":
                 part.pop(name, None)
         part.update({name: chunk[name] for name in (*fields, "input") if name in chunk})
-
-
-def _apply_data(parts: list[dict[str, Any]], chunk: Chunk) -> None:
-    for part in parts:
-        if "id" in chunk and (part["type"], part.get("id")) == (chunk["type"], chunk["id"]):
-            part["data"] = chunk["data"]
-            return
-    parts.append(dict(chunk))
 
 
 def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
