@@ -283,7 +283,8 @@ class Lifetime:
 
         Args:
             work: Coroutine to run in its own task.
-            grace: Seconds the work may continue after the end was decided.
+            grace: Seconds the work may continue after the end was decided. It has at least half of this time, even if
+                the process is frozen.
         """
         if self.is_ending and not grace:
             work.close()
@@ -292,9 +293,10 @@ class Lifetime:
         preparing = loop.create_task(work, name=f"rxloop-preparation-{self._task_id}")
         timers: list[asyncio.TimerHandle] = []
 
-        def interrupt() -> None:
-            if grace:
-                timers.append(loop.call_later(grace, preparing.cancel))
+        def interrupt(steps: int = 2 if grace else 0) -> None:
+            # If the process is frozen, the first timer is late, and the work still has the time of the second one.
+            if steps:
+                timers.append(loop.call_later(grace / 2, interrupt, steps - 1))
             else:
                 preparing.cancel()
 
