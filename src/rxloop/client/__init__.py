@@ -98,8 +98,9 @@ class Client(Inspection, Findings):
             url: Base URL of the API, including its path prefix. Redirects are not followed.
             token: Bearer token.
             retries: Maximum number of consecutive retries after temporary failures.
-            http: Custom httpx client, for example with certificates or a proxy. It is neither changed nor closed, and
-                several clients can share it. Its own headers, cookies and `auth` are sent with each request.
+            http: Custom httpx client, for example with certificates or a proxy. It is not closed, and several clients
+                can share it. Its own headers, cookies and `auth` are sent with each request, including cookies that
+                earlier responses have set. Do not share it between users if a server or proxy sets session cookies.
             bounds: Limits of responses. The default is `ResponseBounds()`.
 
         Raises:
