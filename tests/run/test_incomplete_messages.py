@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 import pytest
 from pydantic import BaseModel
-from reactivex import from_iterable
 
 from rxloop import (
     Agent,
@@ -29,6 +28,7 @@ from rxloop.providers import fallback, hedge, limited, routed
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
 from support.http_server import Reply, delta, sse, start_server
+from support.nested_agents import check_attempts
 from support.runs import collect, copy_first_events
 from support.vendors.vendor_answers import APIS, FILTER, LENGTH, NORMAL, ModelAnswer, model, reply
 
@@ -46,10 +46,6 @@ class WipeTool:
             return "done"
 
         self.tool = wipe
-
-
-def raise_error(error: Exception) -> None:
-    raise error
 
 
 def results(events: list[Event]) -> list[ToolCompleteEvent]:
@@ -94,7 +90,7 @@ async def test_call_of_a_truncated_message_is_not_executed(api: str, stream: boo
     assert "wipe was not executed" in refused.content
     assert "max_tokens=300" in requests[1]
     assert "valid JSON" not in requests[1]
-    from_iterable(events).pipe(op.grammar()).subscribe(on_error=raise_error)
+    check_attempts(events)
 
 
 @pytest.mark.parametrize(("api", "stream"), APIS)
@@ -108,7 +104,7 @@ async def test_filtered_message_ends_the_run_and_closes_its_calls(api: str, stre
     assert len(requests) == 1
     assert [event.success for event in results(events)] == [False]
     assert [message.role for message in result.messages] == ["user", "assistant", "tool"]
-    from_iterable(events).pipe(op.grammar()).subscribe(on_error=raise_error)
+    check_attempts(events)
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,11 @@ def check_attempt(events: Sequence[Event]) -> None:
 
 def check_attempts(events: Sequence[Event]) -> None:
     """Check the grammar of a run's attempts."""
-    from_iterable(events).pipe(op.grammar()).subscribe(on_error=_raise)
-
-
-def _raise(error: Exception) -> None:
-    raise error
+    errors: list[Exception] = []
+    # Reactivex discards exceptions that the callback raises.
+    from_iterable(events).pipe(op.grammar()).subscribe(on_error=errors.append)
+    for error in errors:
+        raise error
 
 
 def filter_by_path(events: Sequence[Event], *path: str) -> list[Event]:

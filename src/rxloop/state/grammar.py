@@ -89,9 +89,7 @@ class Grammar:
             run = self._runs[event.task_id] = _Run(isinstance(event, TaskEvent), event.attempt)
             if event.agent_path:
                 run.parent = event.parent_task_id
-        if _is_final(event):
-            self._check_nested_runs(event)
-        run.check(event)
+        run.check(event, _is_final(event) and self._check_nested_runs(event))
         self._last = event
         self._lost = False
 
@@ -101,9 +99,7 @@ class Grammar:
         Raises:
             GrammarError: If an attempt is still open.
         """
-        if self._first is None:
-            return
-        root = self._runs.get(self._first.task_id)
+        root = self._runs.get(self._first.task_id) if self._first is not None else None
         if root is not None and root.final is None:
             raise_violation("final-missing", "the stream must end with the final event", None, self._last)
 
@@ -139,20 +135,19 @@ class Grammar:
         root = self._runs.get(first.task_id)
         if last is None or root is None:
             return
-        if self._lost:
-            root.attempt = event.attempt
-        elif _resumes(event):
+        if _resumes(event) and not self._lost:
             self._check_resumption(event, last, root)
-            root.attempt = event.attempt
-        elif event.attempt != root.attempt:
+        elif event.attempt != root.attempt and not self._lost:
             raise_violation("attempt", "an attempt must start with its status-update (working, resumed)", event, last)
+        root.attempt = event.attempt
 
-    def _check_nested_runs(self, event: Event) -> None:
-        """Check that nested runs end before their parent run."""
+    def _check_nested_runs(self, event: Event) -> bool:
+        """Check that nested runs end before their parent run. Return True if one of them waits for an answer."""
         for run in self._runs.values():
             is_open = run.parent == event.task_id and run.final is None
             if is_open and isinstance(event, StatusUpdateEvent) and event.state != "working":
                 raise_violation("nested-open", "a run must not end before its nested runs", event, run.last)
+        return any(run.makes_wait(event.task_id) for run in self._runs.values())
 
     def _check_resumption(self, event: Event, last: Event, root: _Run) -> None:
         if event.attempt != root.attempt + 1:
@@ -160,12 +155,11 @@ class Grammar:
         after = event.after_seq if isinstance(event, StatusUpdateEvent) else None
         if after != last.seq:
             raise_violation("after-seq", f"after_seq must be {last.seq}, got {after}", event, last)
-        final = root.final
-        ended = final is not None and final.state in ("completed", "failed")
-        ended = ended and not (final is not None and final.error is not None and final.error.retryable)
+        end = root.final
+        ended = end is not None and end.state in ("completed", "failed") and not (end.error and end.error.retryable)
         # A fork continues after the end of the copied run.
         if ended and self._whole and event.seq > self._fork_seq + 1:
-            raise_violation("ended", "a run that has ended for good must not be resumed", event, root.final)
+            raise_violation("ended", "a run that has ended for good must not be resumed", event, end)
 
     def _check_numbers(self, event: Event) -> None:
         """Check that `seq` has no gaps and that `sub` is increasing."""
@@ -238,20 +232,23 @@ class _Run:
     parent: str | None = None
     """Id of the parent run, if this run is nested."""
 
-    def check(self, event: Event) -> None:
-        """Check the run's next event."""
+    def check(self, event: Event, waits: bool) -> None:
+        """Check the run's next event. `waits` is True if a nested run waits for an answer."""
+        final = self.final if isinstance(event, ToolCompleteEvent) or _is_final(event) else None
+        if final is not None and self.makes_wait(self.parent) and event.attempt > final.attempt:
+            # A later attempt of the parent can close the nested run without resuming it.
+            self.final = None
         if isinstance(event, StatusUpdateEvent):
-            self._check_status(event)
-        elif self.final is not None and not self._is_late_answer(event):
-            raise_violation("final-last", "the final event must be the last", event, self.final)
-        else:
+            self._check_status(event, waits)
+        elif self.final is None or (self.makes_wait(self.parent) and isinstance(event, InputReceivedEvent)):
             self._check_event(event)
+        else:
+            raise_violation("final-last", "the final event must be the last", event, self.final)
         self.last = event
 
-    def _is_late_answer(self, event: Event) -> bool:
-        """Return True if the event answers a question of a waiting nested run, which precedes its resumption."""
-        waits = self.final is not None and self.final.state in WAITING
-        return self.parent is not None and waits and isinstance(event, InputReceivedEvent)
+    def makes_wait(self, parent: str | None) -> bool:
+        """Return True if a parent run waits for this nested run, whose attempt has ended with a question."""
+        return parent is not None and self.parent == parent and self.final is not None and self.final.state in WAITING
 
     def _check_event(self, event: Event) -> None:
         match event:
@@ -274,7 +271,7 @@ class _Run:
             case _:
                 pass
 
-    def _check_status(self, event: StatusUpdateEvent) -> None:
+    def _check_status(self, event: StatusUpdateEvent, waits: bool) -> None:
         before = self.final
         if not event.final:
             if before is not None and not event.resumed:
@@ -289,10 +286,10 @@ class _Run:
         if event.state in ("working", "submitted") and not _is_unrecorded(event):
             raise_violation("final-state", f"a run must not end as {event.state}", event, self.last)
         if not _is_unrecorded(event):
-            self._check_closed(event)
+            self._check_closed(event, waits)
         self.final = event
 
-    def _check_closed(self, event: StatusUpdateEvent) -> None:
+    def _check_closed(self, event: StatusUpdateEvent, waits: bool) -> None:
         for request in self.requests.values():
             if not _is_lost(request, event):
                 raise_violation("message-open", "an attempt must not end before its messages", event, request)
@@ -301,7 +298,7 @@ class _Run:
                 start = call.started or call.message
                 if not _is_lost(start, event):
                     raise_violation("call-open", "an attempt must not end before its calls", event, start)
-        elif event.state == "input-required" and self.whole and not self.questions:
+        elif event.state == "input-required" and self.whole and not (self.questions or waits):
             raise_violation("question-none", "a run must not wait without a question", event, self.last)
 
     def _check_request(self, event: LLMCallEvent) -> None:

@@ -46,6 +46,12 @@ def check_grammar(events: Sequence[Event], **options: Any) -> list[Event]:
     return seen
 
 
+@pytest.fixture
+def branched_stream() -> Sequence[Event]:
+    """Return a stream that was created outside of the event loop of the test."""
+    return valid_branched_stream()
+
+
 # Valid streams.
 
 
@@ -54,6 +60,41 @@ def test_valid_stream_passes_unchanged(name: str) -> None:  # L1, L3, L4, L5
     events = list(STREAMS[name]())
     assert check_grammar(events) == events
     assert check_grammar(renumber(events)) == events
+
+
+async def test_run_may_wait_for_the_question_of_a_nested_run() -> None:
+    @tool
+    async def sure(ctx: RunContext[Any]) -> str:
+        """Ask."""
+        return str(await ctx.ask("Sure?"))
+
+    child = Agent(ScriptedModel(call("sure"), "Yes."), name="child", tools=[sure])
+    model, log = ScriptedModel(call("child", prompt="Go."), "Done."), MemoryEventLog()
+    agent = Agent(model, tools=[child.as_tool()], log=log)
+    result = await agent.run("Go.")
+    [question] = result.pending
+    assert check_grammar(await log.read(result.task_id))[-1].kind == "status-update"
+    await agent.resume(result.task_id, inputs={question.input_id: True})
+    assert check_grammar(await log.read(result.task_id))[-1].kind == "status-update"
+
+
+async def test_cancelled_run_may_close_a_nested_run_that_waits() -> None:
+    @tool(approve=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    child = Agent(ScriptedModel(call("pay")), name="child", tools=[pay])
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(call("child", prompt="Go.")), tools=[child.as_tool()], log=log)
+    result = await agent.run("Go.")
+    await agent.get_run(result.task_id).cancel()
+    events = list(await log.read(result.task_id))
+    assert check_grammar(events) == events
+    last = next(event for event in reversed(events) if event.agent_path)
+    repeated = last.model_copy(update={"seq": events[-1].seq, "timestamp": last.timestamp})
+    with pytest.raises(GrammarError, match="final"):
+        check_grammar([*events[:-1], repeated])
 
 
 async def test_stream_of_a_released_run_is_valid() -> None:
@@ -164,8 +205,8 @@ async def test_fork_continues_after_the_end_that_it_copied() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llm-call", "tool-start"])
-async def test_branch_interrupted_by_a_crash_may_stay_unfinished(kind: str) -> None:
-    events = [event for event in valid_branched_stream() if event.durable]
+async def test_branch_interrupted_by_a_crash_may_stay_unfinished(kind: str, branched_stream: Sequence[Event]) -> None:
+    events = [event for event in branched_stream if event.durable]
     at = [at for at, event in enumerate(events) if event.kind == kind and event.branch][-1]
     log = MemoryEventLog()
     await log.append(events[0].task_id, events[: at + 1], expected_seq=0)
