@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import reactivex as rx
+from reactivex import operators as ops
 
-from rxloop import Agent, Event, StatusUpdateEvent, op
-from rxloop.errors import AttemptError, UnknownRun
+from rxloop import Agent, Event, MemoryEventLog, PendingInput, StatusUpdateEvent, op
+from rxloop.agents.options import RunOptions
+from rxloop.errors import AttemptError, ConfigurationError, UnknownRun
 from rxloop.run.handle import Run
 from rxloop.state.fold import fold_all
 from rxloop.testing import virtual_time
+from support.random_features import PROMPT
 from support.random_pipelines import Ledger, RandomPipeline
 from support.random_runs import silence_logs
 from support.run_checks import Recorder, final_events, other_tasks, run_ready_tasks
@@ -52,7 +56,7 @@ def check_seed(seed: int, reports: list[str]) -> None:
         await check_pipeline(pipeline)
 
     try:
-        with virtual_time() as time:
+        with virtual_time(real_timeout=60) as time:
             time.run(check())
     except BaseException as error:
         error.add_note(f"seed {seed}: {pipeline}")
@@ -60,18 +64,56 @@ def check_seed(seed: int, reports: list[str]) -> None:
 
 
 async def check_pipeline(pipeline: RandomPipeline) -> None:
-    """Execute a run, its resumes, a fork, and a fork of the fork."""
-    random, agent = pipeline.random, pipeline.agent()
-    run = agent.run("Go.")
+    """Execute a run, its resumes, forks, forks of forks, later runs, and a run that continues after a crash."""
+    features = pipeline.features
+    async with features.serve() as servers:
+        agent = pipeline.agent(servers)
+        await features.prepare(pipeline.log, agent.name)
+        await check_runs(pipeline, agent, servers)
+        await agent.aclose()
+    await run_ready_tasks(20)
+    assert other_tasks() == set()
+    if features.spans is not None:
+        features.spans.check()
+
+
+async def check_runs(pipeline: RandomPipeline, agent: Agent[Any, str], servers: Sequence[Any]) -> None:
+    random, log = pipeline.random, pipeline.log
+    run = start(pipeline, agent)
     await check_run(pipeline, agent, run)
-    if pipeline.log is None:
+    if log is None:
         return
     for _ in range(random.choice((0, 0, 1, 2))):
         if not await is_logged(pipeline, run):
             return
-        events = await pipeline.log.read(run.task_id)
-        run = agent.fork(run.task_id, at=random.randint(1, events[-1].seq))
+        run = agent.fork(
+            run.task_id, at=random.randint(1, len(await log.read(run.task_id))), **pipeline.features.fork()
+        )
         await check_run(pipeline, agent, run)
+    if pipeline.features.crashes and await is_logged(pipeline, run):
+        await check_crash(pipeline, run, servers)
+
+
+def start(pipeline: RandomPipeline, agent: Agent[Any, str]) -> Run[str]:
+    """Create a run, without client tools if their schemas are refused."""
+    options: RunOptions = {"on_input": pipeline.features.on_input}
+    with suppress(ConfigurationError):
+        return agent.run(PROMPT, **{**options, "client_tools": pipeline.features.client_tools})
+    return agent.run(PROMPT, **options)
+
+
+async def check_crash(pipeline: RandomPipeline, run: Run[str], servers: Sequence[Any]) -> None:
+    """Continue a run in a new process, with a log that ends before the last event."""
+    assert pipeline.log is not None
+    events = await pipeline.log.read(run.task_id)
+    kept = events[: pipeline.random.randint(1, len(events))]
+    if isinstance(kept[-1], StatusUpdateEvent) and kept[-1].state in ("completed", "failed"):
+        return
+    pipeline.log = MemoryEventLog()
+    await pipeline.log.append(run.task_id, [*kept], expected_seq=0)
+    del pipeline.model.ledgers[run.task_id]
+    async with pipeline.agent(servers) as agent:
+        await check_run(pipeline, agent, agent.resume(run.task_id))
 
 
 async def check_run(pipeline: RandomPipeline, agent: Agent[Any, str], run: Run[str]) -> None:
@@ -81,12 +123,13 @@ async def check_run(pipeline: RandomPipeline, agent: Agent[Any, str], run: Run[s
         is_over = pipeline.log is None or final.state in ("completed", "failed")
         if is_over or attempt == 3 or not await is_logged(pipeline, run):
             return
-        inputs = {each.input_id: answer(pipeline, each.input_kind) for each in final.pending}
+        inputs = {each.input_id: answer(pipeline, each) for each in final.pending}
         run = agent.resume(run.task_id, inputs=inputs) if inputs else agent.resume(run.task_id)
 
 
-def answer(pipeline: RandomPipeline, kind: str) -> Any:
-    return {"error": "no"} if kind == "tool" and pipeline.declines else not pipeline.declines
+def answer(pipeline: RandomPipeline, question: PendingInput) -> Any:
+    is_error = question.input_kind == "tool" and (pipeline.declines or question.answer_schema)
+    return {"error": "no"} if is_error else not pipeline.declines
 
 
 async def check_attempt(pipeline: RandomPipeline, run: Run[str], attempt: int) -> StatusUpdateEvent:
@@ -96,6 +139,10 @@ async def check_attempt(pipeline: RandomPipeline, run: Run[str], attempt: int) -
     if pipeline.sends:
         run.events.subscribe(lambda _: run.send("More."), lambda _: None)
     result = asyncio.create_task(run.result())
+    if pipeline.features.cancel_at is not None and attempt == 1:
+        run.events.pipe(ops.skip(pipeline.features.cancel_at), ops.take(1)).subscribe(
+            lambda _: run.cancel(), lambda _: None
+        )
     if pipeline.cancel_after is not None and attempt == 1:
         loop.call_later(pipeline.cancel_after, run.cancel)
     if pipeline.release_after is not None and pipeline.log is not None and attempt == 1:
@@ -107,7 +154,9 @@ async def check_attempt(pipeline: RandomPipeline, run: Run[str], attempt: int) -
     final = check_end(pipeline, recorder)
     seconds = pipeline.limits.seconds
     assert loop.time() - start <= (1_000 if seconds is None else seconds + GRACE)
-    assert other_tasks() == set()
+    if not pipeline.features.servers:
+        # Connections to MCP servers stay open until the agent is closed.
+        assert other_tasks() == set()
     await check_log(pipeline, run, recorder.events)
     # The first attempt of a fork continues the copied attempts.
     check_ledger(pipeline, pipeline.model.ledger(run.task_id), final.attempt, is_new=attempt == 1)

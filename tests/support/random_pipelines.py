@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -32,6 +32,8 @@ from rxloop.errors import ContextLengthExceeded, ProviderConnectionError
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, ToolCompleteEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.stream.sources import emit, from_task
+from support import random_features
+from support.random_features import Features
 
 MAX_REQUESTS = 2_000
 """Number of requests after which a model ends the process of a test whose run does not end."""
@@ -96,7 +98,13 @@ class RandomModel:
         self.is_sync = random.random() < 0.5
         self._is_endless = random.random() < 0.5
         self._errors = random.choice((0.0, 0.0, 0.1, 0.5))
-        self._names = random.choice((("work",), ("work", "unknown"), ("fail",), ("unknown",), ALL_TOOLS, ALL_TOOLS))
+        self.names: tuple[str, ...] = random.choice(
+            (("work",), ("work", "unknown"), ("fail",), ("unknown",), ALL_TOOLS, ALL_TOOLS)
+        )
+        self.arguments = ARGUMENTS
+        self.contents: tuple[str, ...] = ("Hm.",)
+        self.is_careful = False
+        """True if most calls have valid arguments."""
         self.ledgers: dict[str, Ledger] = {}
         """Work by run."""
 
@@ -145,11 +153,14 @@ class RandomModel:
         calls: list[ToolCall] = []
         if self._is_endless or random.random() < 0.6:
             for number in range(random.choice((1, 1, 2, 3))):
-                arguments = random.choice(ARGUMENTS)
-                calls.append(ToolCall(id=str(number), name=random.choice(self._names), arguments=arguments))
+                arguments, name = random.choice(self.arguments), random.choice(self.names)
+                if self.is_careful and random.random() < 0.8:
+                    arguments = random.choice(random_features.VALID.get(name, ({},)))
+                calls.append(ToolCall(id=str(number), name=name, arguments=arguments))
         ledger.calls += len(calls)
         reason = "tool_calls" if calls else "stop"
-        return [*events, ContentCompleteEvent(content="Hm.", tool_calls=calls, finish_reason=reason)]
+        content = random.choice(self.contents) if len(self.contents) > 1 else "Hm."
+        return [*events, ContentCompleteEvent(content=content, tool_calls=calls, finish_reason=reason)]
 
     async def aclose(self) -> None: ...
 
@@ -205,6 +216,16 @@ def make_tools(random: Random, ledger_of: Callable[[str], Ledger], *, child: boo
         nested = Agent(RandomModel(random, limits), name="child", tools=[work], limits=limits)
         tools.append(nested.as_tool(description="Knows more."))
     return tools
+
+
+def make_parent(random: Random, tools: list[Any]) -> Any:
+    """Create a nested agent with faulty operators, which has the same tools, and a nested agent of its own."""
+    limits = Limits(iterations=3)
+    faulty = [make_operator(random)[1] for _ in range(random.choice((0, 1)))]
+    parent = Agent(
+        RandomModel(random, limits), name="parent", tools=tools, limits=limits, loop=op.standard(faulty, at_end=faulty)
+    )
+    return parent.as_tool(description="Has a child.")
 
 
 # -- operators
@@ -412,6 +433,17 @@ class RandomPipeline:
         self.declines = random.random() < 0.3
         self.every = random.choice((1, 1, 3))
         self.early = random.random() < 0.1
+        thinking_model = RandomModel(random, self.limits)
+        thinking_model.is_sync = self.model.is_sync
+        features = self.features = Features(seed, thinking_model, self.log)
+        if features.tools:
+            self.model.names += features.tool_names
+            self.model.arguments += random_features.ARGUMENTS
+            self.model.is_careful = True
+            self.inside = [each for each in self.inside if features.random.random() < 0.5]
+        if features.strategy is not None:
+            self.model.contents = random_features.CONTENTS
+        self.limits = features.limits.merge_defaults(self.limits)
 
     def __repr__(self) -> str:
         operators = [(place, name) for place, name, _ in self.inside]
@@ -421,23 +453,43 @@ class RandomPipeline:
             f"{'sync' if self.model.is_sync else 'streamed'} model, inside {operators}, around {around}, "
             f"inner {inner}, "
             f"limits {self.limits.model_dump(exclude_defaults=True)}, log {self.log is not None}, sends {self.sends}, "
-            f"cancel {self.cancel_after}, release {self.release_after}"
+            f"cancel {self.cancel_after}, release {self.release_after}, {self.features}"
         )
 
-    def agent(self) -> Agent[Any, str]:
-        """Create the agent."""
+    def agent(self, servers: Sequence[Any] = ()) -> Agent[Any, str]:
+        """Create the agent.
+
+        Args:
+            servers: Toolsets of MCP servers.
+        """
+        features = self.features
         call_model = op.call_model()
         if self.inner is not None:
             inner, single = self.inner[1], op.call_model()
             call_model = op.answer_requests(ModelRequest, lambda request: emit(request).pipe(single, inner))
         loop: list[Operator] = [call_model, op.run_tools(early=self.early), op.checkpoint(every=self.every)]
+        loop += features.at_end
+        if not features.is_first:
+            loop = [*features.loop, *loop]
         for place, _, operator in self.inside:
             loop.insert(place, operator)
+        if features.is_first:
+            loop = [*features.loop, *loop]
 
         def strategy(pipeline: Operator) -> Operator:
-            return op.compose(op.iterate(pipeline), *(operator for _, operator in self.around))
+            main = op.iterate if features.strategy is None else features.strategy()
+            return op.compose(main(pipeline), *(operator for _, operator in self.around))
 
         tools = make_tools(self.random, self.model.ledger, child=self.random.random() < 0.2)
+        if features.tools:
+            tools = [*tools, *features.tools, make_parent(features.random, tools)]
         return Agent(
-            self.model, name="random", tools=tools, loop=loop, strategy=strategy, log=self.log, limits=self.limits
+            self.model,
+            name="random",
+            tools=[*tools, *servers],
+            loop=loop,
+            strategy=strategy,
+            log=self.log,
+            limits=self.limits,
+            views=features.views,
         )
