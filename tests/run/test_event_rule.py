@@ -15,10 +15,12 @@ from rxloop import (
     IterationEnd,
     Limits,
     MemoryEventLog,
+    MessageAddedEvent,
     ModelRequest,
     Operator,
     RunError,
     Signal,
+    StatusUpdateEvent,
     ToolStartEvent,
     Usage,
     op,
@@ -28,6 +30,7 @@ from rxloop.errors import ContextLengthExceeded, ProviderConnectionError
 from rxloop.protocol.events import ContentCompleteEvent, LLMCallEvent
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
+from support.nested_agents import check_attempts
 
 KINDS = ["llm-call", "content-delta", "usage", "content-complete", "tool-start", "tool-complete", "checkpoint"]
 PLACES = [1, 2, 3]
@@ -144,6 +147,43 @@ async def test_operators_may_hold_all_signals_until_the_end_of_an_iteration() ->
     result = await Agent(make_model(), tools=[look], loop=loop, limits=Limits(tokens=100)).run("Go.")
     assert result.output == "Rain. "
     assert result.usage.total_tokens == 20
+
+
+@pytest.mark.parametrize("kind", ["llm-call", "usage", "content-complete", "tool-start", "tool-complete"])
+async def test_nested_run_fails_when_an_operator_duplicates_its_events(kind: str) -> None:
+    def double(signal: Signal) -> Observable[Signal]:
+        return emit(signal, signal) if getattr(signal, "kind", None) == kind else emit(signal)
+
+    child = Agent(make_model(), name="child", tools=[look], loop=op.standard(at_end=[ops.flat_map(double)]))
+    run = Agent(ScriptedModel(call("child", prompt="Go."), "Done."), tools=[child.as_tool()]).run("Go.")
+    events: list[Event] = []
+    run.events.subscribe(events.append)
+    await run
+    check_attempts(events)
+    [end] = [event for event in events if event.agent_path and isinstance(event, StatusUpdateEvent) and event.final]
+    assert end.error is not None
+    assert end.error.code == "pipeline"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_history_has_a_message_that_an_operator_adds_twice(nested: bool) -> None:
+    texts: list[str] = []
+
+    def add(signal: Signal) -> Observable[Signal]:
+        message = MessageAddedEvent(role="user", content="More.", cause="test")
+        is_first = isinstance(signal, IterationEnd) and signal.iteration == 1
+        return emit(message, message, signal) if is_first else emit(signal)
+
+    def answer(request: ModelRequest) -> str:
+        texts.extend(message.text for message in request.messages)
+        return "Rain."
+
+    model = ScriptedModel(call("look"), answer)
+    agent = Agent(model, name="child", tools=[look], loop=op.standard(at_end=[ops.flat_map(add)]))
+    if nested:
+        agent = Agent(ScriptedModel(call("child", prompt="Go."), "Done."), tools=[agent.as_tool()])
+    await agent.run("Go.")
+    assert texts.count("More.") == 2
 
 
 COMPLETED_STEP: list[Event] = [

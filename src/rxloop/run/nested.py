@@ -58,6 +58,9 @@ class NestedStamp(EventStamp):
 
     @override
     def apply(self, event: Event, properties: EventProperties) -> Event:
+        if event.attempt and event.task_id == self.task_id:
+            # Operators may repeat an event. The run folds it as its own event again.
+            event = event.model_copy(update={"parent_task_id": None, "agent_path": ()})
         event = super().apply(event, properties)
         if not event.durable:
             self.nest(event)

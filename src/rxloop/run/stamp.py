@@ -104,7 +104,7 @@ class EventStamp:
         fields.update(self.ids | existing_ids)
 
     def find_order_error(self, state: RunState | None, event: Event, properties: EventProperties) -> str | None:
-        """Return why an event is out of order, or None. Events from nested runs aren't checked.
+        """Return why an event of this run is out of order, or None. Events of other runs are not checked.
 
         Args:
             state: State of the event's branch, or None if the branch is new.
@@ -118,7 +118,9 @@ class EventStamp:
             return None
         # The attributes of pydantic models are slower than the items of their dicts.
         fields = mutable_fields(event)
-        if fields["parent_task_id"] is not None or fields["task_id"] not in ("", self.task_id):
+        # Events that a nested run has published before have the id of its parent run.
+        task_id = fields["task_id"]
+        if task_id != self.task_id and (task_id or fields["parent_task_id"] is not None):
             return None
         return reason or self._find_repetition(state, event, fields["step"], fields["branch"])
 
@@ -127,8 +129,7 @@ class EventStamp:
         if isinstance(event, ToolStartEvent):
             # The state can't detect this, because calls from earlier attempts may be restarted.
             slot = (step or "", event.index)
-            if self._started is None:
-                self._started = set()
+            self._started = self._started or set()
             if slot in self._started:
                 return f"call {event.index} of step {step} started twice"
             self._started.add(slot)
@@ -137,8 +138,7 @@ class EventStamp:
         if last is None or step == (last_step := last.step):
             return None
         # The state only retains the newest message.
-        if self._completed is None:
-            self._completed = set()
+        self._completed = self._completed or set()
         self._completed.add((branch, last_step))
         if (branch, step) not in self._completed:
             return None
