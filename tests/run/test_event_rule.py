@@ -12,12 +12,14 @@ from rxloop import (
     Agent,
     CustomEvent,
     Event,
+    InputRequiredEvent,
     IterationEnd,
     Limits,
     MemoryEventLog,
     MessageAddedEvent,
     ModelRequest,
     Operator,
+    RunContext,
     RunError,
     Signal,
     StatusUpdateEvent,
@@ -184,6 +186,25 @@ async def test_history_has_a_message_that_an_operator_adds_twice(nested: bool) -
         agent = Agent(ScriptedModel(call("child", prompt="Go."), "Done."), tools=[agent.as_tool()])
     await agent.run("Go.")
     assert texts.count("More.") == 2
+
+
+@pytest.mark.parametrize("log", [None, MemoryEventLog()])
+async def test_run_fails_when_an_operator_drops_a_question_that_is_answered(log: MemoryEventLog | None) -> None:
+    @tool
+    async def ask(ctx: RunContext[Any]) -> str:
+        """Ask."""
+        return str(await ctx.ask("Sure?"))
+
+    loop = op.standard(at_end=[ops.filter(lambda signal: not isinstance(signal, InputRequiredEvent))])
+    run = Agent(ScriptedModel(call("ask"), "Done."), tools=[ask], loop=loop, log=log).run(
+        "Go.", on_input=lambda _: True
+    )
+    events: list[Event] = []
+    run.events.subscribe(events.append)
+    with pytest.raises(RunError, match=r"answer to question 1\.0\.1, which is not pending") as caught:
+        await run
+    assert caught.value.code == "pipeline"
+    check_attempts(events)
 
 
 COMPLETED_STEP: list[Event] = [

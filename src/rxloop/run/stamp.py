@@ -14,6 +14,7 @@ from rxloop.protocol.events import (
     ContentDeltaEvent,
     Event,
     EventTable,
+    InputReceivedEvent,
     LLMCallEvent,
     StatusUpdateEvent,
     SubtaskEvent,
@@ -119,8 +120,7 @@ class EventStamp:
         # The attributes of pydantic models are slower than the items of their dicts.
         fields = mutable_fields(event)
         # Events that a nested run has published before have the id of its parent run.
-        task_id = fields["task_id"]
-        if task_id != self.task_id and (task_id or fields["parent_task_id"] is not None):
+        if fields["task_id"] != self.task_id and (fields["task_id"] or fields["parent_task_id"] is not None):
             return None
         return reason or self._find_repetition(state, event, fields["step"], fields["branch"])
 
@@ -219,11 +219,8 @@ def _check_message(state: RunState, event: ContentCompleteEvent) -> str | None:
 
 
 def _check_result(state: RunState, event: ToolCompleteEvent) -> str | None:
-    return _check_slot(state, event) or (
-        f"call {event.index} of step {event.step} completed without being started"
-        if event.duration and not _has_started(state, event)
-        else None
-    )
+    missing = f"call {event.index} of step {event.step} completed without being started"
+    return _check_slot(state, event) or (missing if event.duration and not _has_started(state, event) else None)
 
 
 def _check_slot(state: RunState, event: ToolStartEvent | ToolProgressEvent | ToolCompleteEvent) -> str | None:
@@ -233,6 +230,10 @@ def _check_slot(state: RunState, event: ToolStartEvent | ToolProgressEvent | Too
             return None
         return f"{event.kind} for call {event.index} of step {event.step} with the id of another call"
     return f"{event.kind} for call {event.index} of step {event.step}, which was already completed or never requested"
+
+
+def _check_answer(state: RunState, event: InputReceivedEvent) -> str | None:
+    return None if event.input_id in state.pending else f"answer to question {event.input_id}, which is not pending"
 
 
 def _has_started(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bool:
@@ -252,6 +253,7 @@ _RULES = EventTable[Rule](
         ToolStartEvent: _check_slot,
         ToolProgressEvent: _check_slot,
         ToolCompleteEvent: _check_result,
+        InputReceivedEvent: _check_answer,
     }
 )
 _TEXT: dict[type[Event], str] = {
