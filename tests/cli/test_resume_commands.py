@@ -91,7 +91,7 @@ def test_resume_of_a_finished_run_shows_its_end_without_model_calls(
 
 
 def test_resume_with_an_unavailable_model_suggests_the_model_option(waiting_run: Workspace) -> None:
-    lines = waiting_run.run("export", "last", "--full").stdout.replace(f"{waiting_run.url}#demo", "offline:demo")
+    lines = waiting_run.run("export", "last", "--full").stdout.replace(f"{waiting_run.url}#demo", "unknown:demo")
     waiting_run.run("import", "-", "--db", "other.db", stdin=lines)
     ids = pending_ids(waiting_run)
     answer = ("--input", f"{ids['pay']}=true", "--tools", "kit:tools", "--db", "other.db")
@@ -99,6 +99,19 @@ def test_resume_with_an_unavailable_model_suggests_the_model_option(waiting_run:
     assert "cannot use the recorded model: " in done.stderr
     assert done.stderr.endswith("add --model, or --agent for a model defined in a file\n")
     waiting_run.run("resume", "last", *answer, "--model", f"{waiting_run.url}#demo", code=3)
+
+
+def test_resume_uses_the_recorded_offline_model(workspace: Workspace) -> None:
+    (workspace.folder / "asking.py").write_text(
+        "from rxloop import tool\n\n\n@tool(approve=True)\ndef get_weather(city: str) -> str:\n"
+        '    """Return the weather."""\n    return "It is 7 C."\n'
+    )
+    workspace.run("run", "Weather in Oslo?", "--model", "offline:demo", "--tools", "asking:get_weather", code=3)
+    [question] = workspace.events()[-1]["pending"]
+    done = workspace.run(
+        "resume", "last", "--tools", "asking:get_weather", "--input", f"{question['inputId']}=true", RXLOOP_MODEL=""
+    )
+    assert "7 C" in done.stdout
 
 
 def test_fork_replaces_a_tool_result(workspace: Workspace) -> None:

@@ -182,7 +182,7 @@ class AgentOptions:
 
     def _make_provider(self, recorded: str | None) -> Provider:
         model = self.model or recorded
-        if self.model == OFFLINE and self.base_url is None:
+        if model == OFFLINE and self.base_url is None:
             return make_offline_model()
         if self.base_url is not None:
             if model is None:
