@@ -120,6 +120,18 @@ async def append_finished(log: BuiltIn, task_id: str, state: State, *, at: int =
     await log.append(task_id, events if log.keeps_deltas else [events[0], events[2]], expected_seq=0)
 
 
+async def test_fork_is_created_when_its_own_events_start(log: BuiltIn) -> None:
+    copied = [task(task_id="fork", timestamp=1_000, fork_of="original", fork_seq=2), note(2, timestamp=2_000)]
+    own = status(3, "working", attempt=2, resumed=True, timestamp=9_000)
+    await log.append("fork", [*copied, own], expected_seq=0)
+    await log.append("old", [task(task_id="old", context_id="c", timestamp=1_000)], expected_seq=0)
+
+    [record] = await log.list_runs(since=5_000)
+
+    assert (record.task_id, record.created) == ("fork", 9_000)
+    assert [each.task_id for each in await log.list_runs(until=5_000)] == ["old"]
+
+
 async def test_run_cannot_start_with_a_transient_event(make_log: MakeLog) -> None:
     log = make_log(keep_deltas=True)
     delta = ContentDeltaEvent(task_id="run", seq=0, sub=1, delta="x")

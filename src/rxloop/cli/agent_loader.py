@@ -85,9 +85,8 @@ class AgentOptions:
             ("--strategy", self.strategy),
             ("--system", self.system),
             ("--schema", self.schema),
+            ("--model", self.model if self.base_url or self.model == OFFLINE else None),
         ]
-        if self.base_url or self.model == OFFLINE:
-            options.append(("--model", self.model))
         return "".join(f" {name} {shlex.quote(value)}" for name, value in options if value)
 
     def make(self, *, recorded: str | None = None, thinks_aloud: bool = True) -> LoadedAgent:

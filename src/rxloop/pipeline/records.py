@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -103,9 +104,16 @@ class RunRecord:
             state=compute_state("submitted", events),
             attempt=last.attempt,
             seq=last.seq,
-            created=first.timestamp,
+            created=find_creation_time(events),
             updated=last.timestamp,
         )
+
+
+def find_creation_time(events: Sequence[Event]) -> int:
+    """Return the time of the first event that belongs to the run itself, not to the run from which it was forked."""
+    first = events[0]
+    copied = (first.fork_seq or 0) if isinstance(first, TaskEvent) else 0
+    return events[min(bisect_right(events, copied, key=lambda event: event.seq), len(events) - 1)].timestamp
 
 
 @dataclass(frozen=True, slots=True)

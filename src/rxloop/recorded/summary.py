@@ -52,7 +52,7 @@ class RunSummary:
     fork_of: str | None = None
     seconds: float | None = None
     """Time from the first to the last event, excluding events that a fork has copied. None if it follows from the times
-    of the record, because only the first event of a run that is not a fork was read."""
+    of the record, because only the first event was read."""
     first_token: float | None = None
     calls: int | None = None
     """Number of started tool calls, or None if only the first event was read."""
@@ -161,15 +161,9 @@ class SummaryFold:
 
 
 async def summarize_start(log: EventLog, record: RunRecord) -> RunSummary:
-    """Read the first event of a run, and the first event of a fork after the copied ones, and return their summary."""
+    """Return the summary of the first event of a run."""
     first = await read_first(log, record.task_id)
-    if not isinstance(first, TaskEvent):
-        return RunSummary()
-    if not first.fork_seq:
-        return RunSummary(make_title(first), first.fork_of)
-    own = await read_first(log, record.task_id, after_seq=first.fork_seq)
-    seconds = 0 if own is None else max(record.updated - own.timestamp, 0) / 1000
-    return RunSummary(make_title(first), first.fork_of, seconds)
+    return RunSummary(make_title(first), first.fork_of) if isinstance(first, TaskEvent) else RunSummary()
 
 
 def make_title(task: TaskEvent) -> str:

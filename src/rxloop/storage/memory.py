@@ -27,6 +27,7 @@ from rxloop.pipeline.records import (
     RunRecord,
     Until,
     compute_state,
+    find_creation_time,
     find_last_end,
     finishes,
     get_conversation,
@@ -363,8 +364,7 @@ class _Run:
 
     def record(self) -> RunRecord:
         # Cached, because each turn of a conversation reads the records of all earlier turns.
-        if self.cached_record is None:
-            self.cached_record = self._make_record()
+        self.cached_record = self.cached_record or self._make_record()
         return self.cached_record
 
     def _make_record(self) -> RunRecord:
@@ -382,7 +382,7 @@ class _Run:
             state=self.state,
             attempt=last.attempt,
             seq=last.seq,
-            created=first.timestamp,
+            created=find_creation_time(self.events),
             updated=last.timestamp,
         )
 

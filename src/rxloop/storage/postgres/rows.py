@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from rxloop.errors import EventLogError
-from rxloop.pipeline.records import FINISHED, compute_state, find_last_end, get_conversation
+from rxloop.pipeline.records import FINISHED, compute_state, find_creation_time, find_last_end, get_conversation
 from rxloop.protocol.commands import Command
 from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
@@ -161,7 +161,7 @@ def _encode_head(
             "agent": task.agent_name if task else "",
             "model": task.model if task else "",
             "owner": task.owner if task else None,
-            "created": first.timestamp,
+            "created": find_creation_time(events),
             "labels": hash_labels(first.metadata),
             "metadata": orjson.dumps(first.metadata, option=orjson.OPT_SORT_KEYS).decode() if first.metadata else None,
         }

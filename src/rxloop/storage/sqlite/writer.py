@@ -17,7 +17,7 @@ from typing import TypeVar
 import orjson
 
 from rxloop.errors import ConflictError
-from rxloop.pipeline.records import compute_state, find_last_end, get_conversation
+from rxloop.pipeline.records import compute_state, find_creation_time, find_last_end, get_conversation
 from rxloop.protocol.events import Event, TaskEvent, ends_attempt
 from rxloop.storage.rules import check_finished, count_repeats, make_conflict_error, make_unknown_run_error
 from rxloop.storage.sqlite.database import Fsync, checkpoint, convert_errors, is_busy, transaction
@@ -278,7 +278,7 @@ def append(
             return make_conflict_error(task_id, expected_seq, last_seq)
         encoded, events = encoded[new:], events[new:]
     if number is None:
-        number = _insert_run(connection, task_id, events[0])
+        number = _insert_run(connection, task_id, events)
     # Transient events do not change `seq`, so a repeated batch replaces the first one.
     connection.executemany(
         "INSERT OR REPLACE INTO events (run, seq, sub, json) VALUES (?, ?, ?, ?)",
@@ -301,13 +301,14 @@ def append(
     return None
 
 
-def _insert_run(connection: sqlite3.Connection, task_id: str, first: Event) -> int | None:
+def _insert_run(connection: sqlite3.Connection, task_id: str, events: Sequence[Event]) -> int | None:
+    first = events[0]
     task = first if isinstance(first, TaskEvent) else None
     return connection.execute(
         "INSERT INTO runs (task_id, context_id, agent_name, state, idle, attempt, seq, created, updated, writer,"
         " model, owner, metadata, inserted_at) VALUES (?, ?, ?, 'submitted', 0, 0, 0, ?, 0, '', ?, ?, ?, ?)",
         (
-            *(task_id, first.context_id, task.agent_name if task else "", first.timestamp),
+            *(task_id, first.context_id, task.agent_name if task else "", find_creation_time(events)),
             *(task.model if task else "", task.owner if task else None),
             orjson.dumps(first.metadata, option=orjson.OPT_SORT_KEYS).decode() if first.metadata else None,
             time.monotonic(),
