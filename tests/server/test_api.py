@@ -90,6 +90,17 @@ async def test_wait_after_an_answer_lasts_until_the_run_is_idle_again(seconds: f
         assert (await client.get(f"/runs/{run['taskId']}?wait=10")).json()["state"] == "completed"
 
 
+async def test_messages_of_a_conversation_can_be_sent_as_input() -> None:
+    async with serve_api(make_clerk()) as served, connect(served) as client:
+        first = (await client.post("/runs?wait=10", json={"input": "Pay 5"})).json()
+        stored = (await client.get(f"/contexts/{first['contextId']}/messages")).json()["messages"][0]
+        message = {key: stored[key] for key in ("role", "content", "messageId")}
+        started = await client.post("/runs", json={"input": [message]})
+        others = [await client.post("/runs", json={"input": [message | {"role": role}]}) for role in ("system", "tool")]
+    assert started.status_code == 202, started.text
+    assert [other.status_code for other in others] == [422, 422]
+
+
 async def test_idempotency_key_starts_one_run_per_owner() -> None:
     async with (
         serve_api(make_clerk("One.", "Two.")) as served,

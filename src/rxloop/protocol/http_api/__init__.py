@@ -87,6 +87,7 @@ Input = Text | Annotated[list[InputPart], Field(min_length=1, max_length=64)]
 class UserMessage(Wire):
     """User message."""
 
+    role: Literal["user"] = "user"
     content: Input
     message_id: Id | None = None
     """Id of the message, used by programs."""

@@ -576,6 +576,7 @@ export interface StartRun {
   };
 }
 export interface UserMessage {
+  role?: "user";
   content: string | [TextInput | LinkedInput | InlineInput, ...(TextInput | LinkedInput | InlineInput)[]];
   messageId?: string;
 }
