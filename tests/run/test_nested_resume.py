@@ -30,7 +30,7 @@ from rxloop.state import fold
 from rxloop.testing import ScriptedModel, call, turn
 from rxloop.thinking.graph import ThoughtGraph
 from support.nested_agents import check_attempts, filter_by_path, total_usage
-from support.runs import collect
+from support.runs import collect, copy_first_events
 
 
 class AgentTree:
@@ -158,6 +158,31 @@ async def test_cancel_after_a_crash_closes_all_nested_runs() -> None:
         await AgentTree().agent(log).get_run(task_id).cancel()
         recorded_events = await log.read(task_id)
         check_attempts(recorded_events)
+
+
+async def test_pause_after_a_crash_closes_nested_runs_whose_calls_are_not_repeated() -> None:
+    @tool(approve=True)
+    async def pay(amount: int) -> str:
+        """Pays."""
+        return "paid"
+
+    model = model_by_turn([call("clerk", prompt="note"), call("pay", amount=5)], "done")
+    clerk = Agent(ScriptedModel("noted"), name="clerk").as_tool()
+    log = MemoryEventLog()
+    result = await Agent(model, name="head", tools=[clerk, pay], log=log).run("Go.")
+    for count in range(4, len(await log.read(result.task_id))):
+        cut = await copy_first_events(log, result.task_id, count)
+        # The agent does not have the tool any more, so the call is not repeated.
+        resumed = await Agent(model, name="head", tools=[pay], log=cut).resume(result.task_id)
+        assert resumed.pending
+        events = await cut.read(result.task_id)
+        check_attempts(events)
+        ends = [
+            event.task_id
+            for event in filter_by_path(events, "clerk")
+            if isinstance(event, StatusUpdateEvent) and event.final
+        ]
+        assert len(ends) == len({event.task_id for event in filter_by_path(events, "clerk")})
 
 
 async def test_nested_run_is_resumed_where_it_stopped() -> None:

@@ -36,8 +36,8 @@ def record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
         )
     paused = end is None and attempt.is_waiting(state)
     lost = writer is not None and writer.error is not None
-    if not paused and not lost:
-        _close_open_work(attempt)
+    if not lost:
+        _close_open_work(attempt, paused)
     if attempt.lease is not None:
         attempt.lease.announce_release()
     state = attempt.state()
@@ -47,14 +47,15 @@ def record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
     return final
 
 
-def _close_open_work(attempt: Attempt) -> None:
+def _close_open_work(attempt: Attempt, paused: bool) -> None:
+    # The open calls of a paused attempt stay open, and so do their nested runs, which wait for answers.
     if attempt.recorder.top.earlier.nested_events:
         # Imported here because few resumed runs have nested runs.
         from rxloop.run.nested import close_interrupted_runs
 
-        for event in close_interrupted_runs(attempt):
+        for event in close_interrupted_runs(attempt, keep_waiting=paused):
             attempt.publish(event)
-    for event in attempt.close_open_work():
+    for event in () if paused else attempt.close_open_work():
         attempt.publish(event)
 
 

@@ -194,10 +194,10 @@ def get_agent_path(run: Attempt) -> tuple[str, ...]:
     return run.agent_path if isinstance(run, NestedAttempt) else ()
 
 
-def close_interrupted_runs(run: Attempt) -> Iterator[Event]:
+def close_interrupted_runs(run: Attempt, *, keep_waiting: bool) -> Iterator[Event]:
     """Yield final events for nested runs that were interrupted by a crash and not resumed since."""
     earlier = run.recorder.top.earlier
-    for subtask in earlier.list_unfinished(run.task_id):
+    for subtask in earlier.list_unfinished(run.task_id, keep_waiting=keep_waiting):
         state = earlier.fold_nested(earlier.resume_nested(subtask.task_id)).state
         envelope = {name: getattr(subtask, name) for name in ("task_id", "parent_task_id", "agent_path")}
         envelope["metadata"] = {mark: subtask.metadata[mark] for mark in (ROOT, HIDDEN) if mark in subtask.metadata}

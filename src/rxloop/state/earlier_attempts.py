@@ -175,8 +175,12 @@ class EarlierAttempts:
         """Return the earlier attempts of a nested run with these events."""
         return EarlierAttempts(events, parent=self)
 
-    def list_unfinished(self, parent: str) -> list[Event]:
+    def list_unfinished(self, parent: str, *, keep_waiting: bool) -> list[Event]:
         """Find unfinished nested runs below a run that this attempt has not resumed.
+
+        Args:
+            parent: Id of the run.
+            keep_waiting: Whether to omit nested runs that wait for an answer.
 
         Returns:
             One event per run, innermost runs first.
@@ -186,7 +190,7 @@ class EarlierAttempts:
             if not event.agent_path or event.parent_task_id not in family or event.task_id in self._resumed:
                 continue
             family.add(event.task_id)
-            if isinstance(event, StatusUpdateEvent) and event.final and event.state not in WAITING:
+            if isinstance(event, StatusUpdateEvent) and event.final and (keep_waiting or event.state not in WAITING):
                 unfinished.pop(event.task_id, None)
             elif isinstance(event, TaskEvent | StatusUpdateEvent):
                 unfinished[event.task_id] = event
