@@ -293,10 +293,13 @@ class Lifetime:
         preparing = loop.create_task(work, name=f"rxloop-preparation-{self._task_id}")
         timers: list[asyncio.TimerHandle] = []
 
-        def interrupt(steps: int = 2 if grace else 0) -> None:
+        def cancel_later() -> None:
             # If the process is frozen, the first timer is late, and the work still has the time of the second one.
-            if steps:
-                timers.append(loop.call_later(grace / 2, interrupt, steps - 1))
+            timers.append(loop.call_later(grace / 2, preparing.cancel))
+
+        def interrupt() -> None:
+            if grace:
+                timers.append(loop.call_later(grace / 2, cancel_later))
             else:
                 preparing.cancel()
 
