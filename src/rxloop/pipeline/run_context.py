@@ -14,6 +14,7 @@ from rxloop.protocol.events import Event, ToolProgressEvent, normalise
 from rxloop.protocol.ids import make_conversation_key
 from rxloop.protocol.messages import PendingInput, ToolCall, Usage
 from rxloop.protocol.settings import Limits
+from rxloop.support.misuse import ExplainedAttributes
 
 if TYPE_CHECKING:
     from reactivex import Observable
@@ -162,7 +163,7 @@ class ContextChanges(TypedDict, total=False):
 
 # Tests create contexts as `RunContext[Deps](deps)`, which does not work with slots.
 @dataclass(frozen=True)
-class RunContext(Generic[D_co]):
+class RunContext(ExplainedAttributes, Generic[D_co]):
     """Run access for a tool, instruction or operator.
 
     Use `RunContext[Deps]` for agents with `deps_type=Deps`, and plain `RunContext` for any agent.

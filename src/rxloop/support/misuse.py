@@ -37,7 +37,7 @@ def make_attribute_error(cls: type, name: str) -> AttributeError:
 
 
 def explain_attribute(error: BaseException) -> BaseException:
-    """Return an error for an unknown attribute of a context or a request with a remedy. Return other errors unchanged.
+    """Return an error for an unknown attribute of a request with a remedy. Return other errors unchanged.
 
     These objects are no `ExplainedAttributes`, because `__getattr__` would make reading all their attributes slower.
     """
