@@ -41,7 +41,7 @@ def explain_attribute(error: BaseException) -> BaseException:
 
     These objects are no `ExplainedAttributes`, because `__getattr__` would make reading all their attributes slower.
     """
-    if not isinstance(error, AttributeError) or not type(error.obj).__module__.startswith("rxloop."):
+    if not isinstance(error, AttributeError) or not error.name or not type(error.obj).__module__.startswith("rxloop."):
         return error
     explained = make_attribute_error(type(error.obj), error.name)
     return explained if str(explained).startswith(str(error)) else error
