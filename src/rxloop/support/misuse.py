@@ -41,7 +41,8 @@ def explain_attribute(error: BaseException) -> BaseException:
 
     These objects are no `ExplainedAttributes`, because `__getattr__` would make reading all their attributes slower.
     """
-    if not isinstance(error, AttributeError) or not error.name or not type(error.obj).__module__.startswith("rxloop."):
+    # Subclasses and classes of other code may have any `__str__` and `__module__`.
+    if type(error) is not AttributeError or not str(type(error.obj).__module__).startswith("rxloop.") or not error.name:
         return error
     explained = make_attribute_error(type(error.obj), error.name)
     return explained if str(explained).startswith(str(error)) else error
