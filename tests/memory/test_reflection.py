@@ -146,6 +146,42 @@ def test_reflection_waits_for_an_earlier_one_of_another_process(delay: float) ->
         time.run(main())
 
 
+class DelayedLog(MachineLog):
+    """Log of a machine that delays some of its writes."""
+
+    def __init__(self, shared: SharedState, delays: list[float]) -> None:
+        super().__init__(shared)
+        self.delays = delays
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+        await asyncio.sleep(self.delays.pop(0) if self.delays else 0)
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+
+
+def test_reflections_that_start_at_the_same_time_summarise_messages_once() -> None:
+    shared = SharedState()
+    # The second run has listed the others before the first one works, and stores its selection later.
+    logs = [DelayedLog(shared, [0, 0.1]), DelayedLog(shared, [0, 0, 0.3, 0.3])]
+
+    async def main() -> None:
+        await chat(shared.log, "I take the train.")
+        source = await message(Memory(shared.log), "I take the train.")
+        models = [ScriptedModel(write("Takes the train.", source), "Done.") for _ in logs]
+
+        async def run(number: int) -> None:
+            log = logs[number]
+            async with Runtime({"reflection": Memory(log).reflection(models[number])}, log=log) as runtime:
+                record = await runtime.start("reflection", "Summarise.", owner="ann")
+                await runtime.follow(record.task_id)
+
+        await asyncio.gather(*map(run, range(2)))
+        assert [note.text for note in await facts(Memory(shared.log))] == ["Takes the train."]
+        assert sum("I take the train." in model.requests[0].tail[0].text for model in models) == 1
+
+    with virtual_time() as time:
+        time.run(main())
+
+
 def test_reflection_that_has_selected_messages_precedes_an_older_run() -> None:
     shared = SharedState()
     log, other = MachineLog(shared), MachineLog(shared)
