@@ -16,6 +16,7 @@ from rxloop.pipeline.artifact_rules import (
     next_version,
     normalize_id,
 )
+from rxloop.storage.postgres import psycopg
 from rxloop.storage.postgres.address import Address, Connection, Row
 from rxloop.storage.postgres.engine import Engines
 
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _RECORD = "artifact_id, version, name, media_type, created, updated, size, chunks, complete"
 
 _VERSIONS = f"SELECT {_RECORD} FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s ORDER BY version"
+
+_LOCK = "SELECT FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s ORDER BY version FOR UPDATE"
 
 _WRITTEN = """
 SELECT artifact, position, start, data FROM $s.artifact_chunks AS c JOIN $s.artifacts ON artifact = number
@@ -238,13 +241,20 @@ class PostgresArtifacts:
             await self._engines.aclose()
 
     async def _lock_and_run(self, context_id: str, artifact_id: str, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Call `work` in a transaction with an exclusive lock on the artifact."""
+        """Call `work` in a transaction that locks all versions of the artifact.
+
+        There is no advisory lock, because any role that can connect to the database could hold it.
+        """
 
         async def write(connection: Connection) -> T:
-            async with connection.transaction():
-                name = f"{self._address.schema}/{context_id}/{artifact_id}"
-                await connection.execute(b"SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", (name,))
-                return await work(connection)
+            while True:
+                try:
+                    async with connection.transaction():
+                        await connection.execute(self._address.sql(_LOCK), (context_id, artifact_id))
+                        return await work(connection)
+                except psycopg.errors.UniqueViolation:
+                    # Another process has just created the first version, so there was no row to lock.
+                    continue
 
         return await self._engines.get().run_write(write)
 
