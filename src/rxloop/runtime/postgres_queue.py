@@ -248,13 +248,14 @@ class PostgresQueue:
         from psycopg import Error
 
         try:
-            async with await self._address.connect(session=True) as connection, connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                cursor = await connection.execute("SELECT to_regclass('procrastinate_jobs')")
-                row = await cursor.fetchone()
-                if row is None or row[0] is None:
-                    # Contains several statements, so parameters can't be used.
-                    await connection.execute(app.schema_manager.get_schema().encode())
+            async with await self._address.connect(session=True) as connection:
+                # Any role that can connect to the database could hold the lock, so existing tables don't require it.
+                if not await _has_tables(connection):
+                    async with connection.transaction():
+                        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                        if not await _has_tables(connection):
+                            # Contains several statements, so parameters can't be used.
+                            await connection.execute(app.schema_manager.get_schema().encode())
         except Error as error:
             raise ConnectorException(_format_error(error)) from error
 
@@ -307,6 +308,15 @@ class PostgresQueue:
             # If enqueuing fails, the job stays until the next attempt.
             if is_ours and await self._enqueue_again(app, job, max(job.priority, 0) + _RESCUE_PRIORITY):
                 await manager.finish_job(job, Status.ABORTED, delete_job=True)
+
+
+async def _has_tables(connection: AsyncConnection[Any]) -> bool:
+    """Return True if the tables exist."""
+    # Within a transaction, to_regclass() may repeat an earlier result.
+    cursor = await connection.execute(
+        "SELECT FROM pg_class WHERE relname = 'procrastinate_jobs' AND pg_table_is_visible(oid)"
+    )
+    return await cursor.fetchone() is not None
 
 
 def _get_job_manager(app: App) -> TenantSlots:
