@@ -414,7 +414,7 @@ async def test_job_enqueued_during_a_fetch_is_not_missed(dsn: str, monkeypatch: 
             answers.jobs.clear()
             answers.all.clear()
             assert job_manager._wake is not None
-            await job_manager._wake(channel="", notification={"type": "job_inserted", "job_id": 0})
+            await job_manager._wake(channel="", payload="")
             await answers.all.wait()
             assert not task.done()
         assert answers.jobs == ["meanwhile"]

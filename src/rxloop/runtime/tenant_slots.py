@@ -6,10 +6,10 @@ import logging
 import secrets
 from collections.abc import Iterable, Sequence
 
-from procrastinate.connector import BaseConnector
+from procrastinate.connector import BaseConnector, Notify
 from procrastinate.exceptions import ConnectorException, UniqueViolation
-from procrastinate.jobs import Job, Notification, Status
-from procrastinate.manager import JobManager, NotificationCallback
+from procrastinate.jobs import Job, Status
+from procrastinate.manager import JobManager, NotificationCallback, get_channel_for_queues
 from typing_extensions import override
 
 log = logging.getLogger("rxloop")
@@ -66,7 +66,7 @@ class TenantSlots(JobManager):
         """Agents whose jobs are fetched, or None for all."""
         self._name, self._limit = name, limit
         self._notifications = 0
-        self._wake: NotificationCallback | None = None
+        self._wake: Notify | None = None
         self._undeleted: list[Job] = []
         """Finished jobs that couldn't be deleted yet."""
 
@@ -104,12 +104,14 @@ class TenantSlots(JobManager):
     async def listen_for_jobs(
         self, *, on_notification: NotificationCallback, queues: Iterable[str] | None = None
     ) -> None:
-        async def notify(*, channel: str, notification: Notification) -> None:
+        async def notify(*, channel: str, payload: str) -> None:
+            # The payload isn't trusted, because any role that can connect to the database can send it. procrastinate
+            # would abort jobs, and end the worker if the payload isn't JSON.
             self._notifications += 1
-            await on_notification(channel=channel, notification=notification)
+            await on_notification(channel=channel, notification={"type": "job_inserted", "job_id": 0})
 
         self._wake = notify
-        await super().listen_for_jobs(on_notification=notify, queues=queues)
+        await self.connector.listen_notify(on_notification=notify, channels=get_channel_for_queues(queues=queues))
 
     @override
     async def finish_job(self, job: Job, status: Status, delete_job: bool) -> None:
@@ -125,7 +127,7 @@ class TenantSlots(JobManager):
             return
         # There is no notification for a freed slot, so wake ourselves.
         if job.lock is not None and job.id is not None and self._wake is not None:
-            await self._wake(channel="", notification={"type": "job_inserted", "job_id": job.id})
+            await self._wake(channel="", payload="")
 
     async def retry_deletes(self) -> None:
         """Delete finished jobs that couldn't be deleted earlier. They keep their slots while this worker is alive."""
