@@ -15,7 +15,7 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import InvalidInput
-from rxloop.protocol.commands import AnswerCommand, Command
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import Machines, two_machines
 from support.run_checks import run_ready_tasks, wait_until
@@ -105,6 +105,22 @@ async def test_first_of_two_concurrent_answers_is_applied_and_the_second_is_reje
     await a.agent().get_run(task_id).answer({"1.0.1": True})
     assert (await b.agent("paid").get_run(task_id).execute()).state == "completed"
     assert b.paid == [5]
+
+
+@pytest.mark.parametrize("cancels_first", [False, True])
+async def test_different_answer_is_rejected_while_a_cancel_is_pending(machines: Machines, cancels_first: bool) -> None:
+    a, b = machines
+    task_id = await start_waiting_run(a)
+    if cancels_first:
+        await a.log.send_command(task_id, CancelCommand())
+    await a.agent().get_run(task_id).answer({"1.0.1": True})
+    if not cancels_first:
+        await a.log.send_command(task_id, CancelCommand())
+    await a.agent().get_run(task_id).answer({"1.0.1": True})
+    with pytest.raises(InvalidInput, match="was already answered with True and cannot be changed to False"):
+        await b.agent().get_run(task_id).answer({"1.0.1": False})
+    assert (await b.agent("paid").get_run(task_id).execute()).state == "canceled"
+    assert b.paid == []
 
 
 async def test_one_of_contradicting_concurrent_answers_is_accepted_in_a_sqlite_log(

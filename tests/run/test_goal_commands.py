@@ -10,7 +10,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, ModelRequest, RunContext, Runtime, SqliteEventLog, op, tool
 from rxloop.errors import ConfigurationError, RunOver
-from rxloop.protocol.commands import GoalsCommand
+from rxloop.protocol.commands import CancelCommand, GoalsCommand
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools import GoalChange, GoalsUpdatedEvent, goal_tool
 from support.processes.machines import Machine, two_machines
@@ -89,6 +89,16 @@ async def test_goals_of_a_paused_run_are_changed_once_by_its_next_attempt() -> N
     await agent.resume(paused.task_id, inputs={paused.pending[0].input_id: True})
     assert "box (pending, after lid)" in last_layer(model)
     assert [update.metadata.get("command_id") for update in await list_updates(a.log, paused.task_id)] == [None, 1, 2]
+
+
+async def test_goals_can_be_changed_after_a_goal_was_added_while_a_cancel_is_pending() -> None:
+    (a, b), model = two_machines(), ScriptedModel(call("pay", amount=5))
+    paused = await make_agent(a.log, model, *a.tools).run("Pay.")
+    remote = make_remote(b).get_run(paused.task_id)
+    await remote.update_goals({"id": "lid", "title": "Find the lid"})
+    await b.log.send_command(paused.task_id, CancelCommand())
+    await remote.update_goals({"id": "box", "depends_on": ["lid"]})
+    assert len(await a.log.read_commands(paused.task_id)) == 3
 
 
 async def test_goals_of_earlier_runs_can_be_changed_before_the_next_run_changes_them() -> None:

@@ -16,7 +16,7 @@ from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import RETRY_SECONDS, read_log
 from rxloop.pipeline.records import Snapshot
-from rxloop.protocol.commands import AnswerCommand, CancelCommand, GoalsCommand, MessageCommand
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, GoalsCommand, MessageCommand
 from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import GoalsUpdatedEvent, InputReceivedEvent
 from rxloop.protocol.ids import make_id
@@ -141,12 +141,20 @@ def _find_new_answers(
     is_open = not (inputs.keys() <= state.answers.keys() and state.pending.keys().isdisjoint(encrypted))
     if is_open:
         answers.check_not_dropped(task_id, state, snapshot.later)
-    earlier = [command for command in snapshot.new_commands if command[0] < before]
+    earlier = [command for command in _find_accepted_commands(snapshot) if command[0] < before]
     applied = apply_commands(task_id, state, earlier, warn=False)
     values = {event.input_id: event.value for event in applied.events if isinstance(event, InputReceivedEvent)}
     if is_open and applied.dropped_by is not None:
         raise answers.make_dropped_error(task_id, state, applied.dropped_by, snapshot.record.context_id)
     return answers.find_new_answers(task_id, state.replace(answers={**state.answers, **values}), inputs)
+
+
+def _find_accepted_commands(snapshot: Snapshot) -> list[tuple[int, Command]]:
+    """Return the pending commands whose senders have been told that they were accepted.
+
+    A pending cancel discards them later, but a new command must not contradict them.
+    """
+    return [command for command in snapshot.new_commands if not isinstance(command[1], CancelCommand)]
 
 
 async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Message], *, interrupt: bool) -> None:
@@ -195,7 +203,7 @@ async def send_goals(event_log: EventLog, task_id: str, changes: Sequence[GoalCh
     state = snapshot.state
     if (goals := state.goals) is None:
         goals = (await conversation(event_log, snapshot.record.conversation, before=task_id)).goals or ()
-    pending = apply_commands(task_id, state.replace(goals=goals), snapshot.new_commands, warn=False)
+    pending = apply_commands(task_id, state.replace(goals=goals), _find_accepted_commands(snapshot), warn=False)
     updates = [event.goals for event in pending.events if isinstance(event, GoalsUpdatedEvent)]
     change_goals([goals, *updates][-1], changes)
     number, state = await _send(event_log, task_id, GoalsCommand(changes=[*changes]))
