@@ -152,13 +152,14 @@ class Recorder:
             return
         # Avoid another function call for main branch tokens.
         fits = properties.text and event.step == self.states[None].open_step and event.branch is None
-        if not fits and properties.rule is not None:
-            order_error = self.stamp.find_order_error(self.states.get(event.branch), event, properties)
+        rule = None if fits else properties.rule
+        if rule is not None and (state := self.states.get(event.branch)) is not None:
+            order_error = self.stamp.find_order_error(rule, state, event, properties)
             if order_error is not None:
                 self._reject(event, order_error)
                 return
-            if properties.happens_once:
-                self._close_failed_call(event)
+            if state.failure is not None and properties.find_repetition is not None:
+                self._close_failed_call(event, state)
         if properties.durable:
             if properties.is_reserved:
                 self.check(event)
@@ -173,12 +174,9 @@ class Recorder:
                 self.writer.add(event)
         self.delivery.deliver(event)
 
-    def _close_failed_call(self, event: Event) -> None:
+    def _close_failed_call(self, event: Event, state: RunState) -> None:
         """Close the failed call of another step on this branch that no operator repeated or answered."""
-        state = self.states.get(event.branch)
-        if state is None or state.failure is None or state.open_step in (None, event.step):
-            return
-        if isinstance(event, ToolStartEvent):
+        if state.open_step in (None, event.step) or isinstance(event, ToolStartEvent):
             return
         if event.parent_task_id is None and event.task_id in ("", self.task_id):
             self.delivery.deliver(self.record(self.cancel_message(event.branch)))

@@ -34,6 +34,8 @@ from rxloop.state.run_state import RunState
 
 Rule = Callable[[RunState, Any], str | None]
 """Function that explains why an event is out of order. None if it is in order."""
+RepetitionRule = Callable[["EventStamp", RunState, Any], str | None]
+"""Function that explains why an event must not happen again. None if it happens for the first time."""
 
 
 class Numbering:
@@ -62,8 +64,8 @@ class EventStamp:
         """Default ids for new events."""
         # Even an empty set would take 216 bytes per run.
         self._started: set[Slot] | None = None
-        self._completed: set[tuple[str | None, str | None]] | None = None
-        """Branches and steps of complete messages, without the newest one of each branch."""
+        self._completed: dict[str | None, set[str | None]] = {}
+        """Steps of complete messages by branch, without the newest one of each branch."""
 
     def apply(self, event: Event, properties: EventProperties) -> Event:
         """Add numbers, ids and a timestamp to an event. Copies the event first if it was published before."""
@@ -104,45 +106,48 @@ class EventStamp:
         existing_ids = {name: fields[name] for name in ("task_id", "context_id") if fields[name]}
         fields.update(self.ids | existing_ids)
 
-    def find_order_error(self, state: RunState | None, event: Event, properties: EventProperties) -> str | None:
+    def find_order_error(self, rule: Rule, state: RunState, event: Event, properties: EventProperties) -> str | None:
         """Return why an event of this run is out of order, or None. Events of other runs are not checked.
 
         Args:
-            state: State of the event's branch, or None if the branch is new.
+            rule: Order rule of the event's class.
+            state: State of the event's branch.
             event: Event that hasn't been stamped yet.
             properties: Properties of the event's class.
         """
-        if state is None or properties.rule is None:
-            return None
-        reason = properties.rule(state, event)
-        if reason is None and not properties.happens_once:
+        reason = rule(state, event)
+        if reason is None and properties.find_repetition is None:
             return None
         # The attributes of pydantic models are slower than the items of their dicts.
         fields = mutable_fields(event)
         # Events that a nested run has published before have the id of its parent run.
         if fields["task_id"] != self.task_id and (fields["task_id"] or fields["parent_task_id"] is not None):
             return None
-        return reason or self._find_repetition(state, event, fields["step"], fields["branch"])
+        if reason is not None or properties.find_repetition is None:
+            return reason
+        return properties.find_repetition(self, state, event)
 
-    def _find_repetition(self, state: RunState, event: Event, step: str | None, branch: str | None) -> str | None:
-        """Return why an event must not happen again, or None."""
-        if isinstance(event, ToolStartEvent):
-            # The state can't detect this, because calls from earlier attempts may be restarted.
-            slot = (step or "", event.index)
-            self._started = self._started or set()
-            if slot in self._started:
-                return f"call {event.index} of step {step} started twice"
-            self._started.add(slot)
-            return None
-        last = state.last
-        if last is None or step == (last_step := last.step):
+    def find_repeated_start(self, state: RunState, event: ToolStartEvent) -> str | None:
+        """Return why a call must not start again, or None."""
+        # The state can't detect this, because calls from earlier attempts may be restarted.
+        slot = (event.step or "", event.index)
+        if self._started is None:
+            self._started = set()
+        if slot in self._started:
+            return f"call {event.index} of step {event.step} started twice"
+        self._started.add(slot)
+        return None
+
+    def find_repeated_step(self, state: RunState, event: LLMCallEvent | ContentCompleteEvent) -> str | None:
+        """Return why a step must not be requested or completed again, or None."""
+        step, last = event.step, state.last
+        # The request that opened the step was checked.
+        if last is None or step == last.step or (step is not None and step == state.open_step):
             return None
         # The state only retains the newest message.
-        self._completed = self._completed or set()
-        self._completed.add((branch, last_step))
-        if (branch, step) not in self._completed:
-            return None
-        return f"{event.kind} of step {step}, which has a complete message"
+        completed = self._completed.setdefault(event.branch, set())
+        completed.add(last.step)
+        return f"{event.kind} of step {step}, which has a complete message" if step in completed else None
 
 
 def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) -> None:
@@ -196,9 +201,11 @@ def _check_once(state: RunState, event: Event) -> str | None:
 
 def _check_usage(state: RunState, event: UsageEvent) -> str | None:
     step = event.step
+    if step is None or step == state.open_step:
+        return _check_once(state, event)
     requested = (state.open_step, state.last.step if state.last is not None else None)
     # Tools use sub-steps of their own step for model calls, such as those of MCP sampling.
-    if step is None or any(known is not None and f"{step}/".startswith(f"{known}/") for known in requested):
+    if any(known is not None and f"{step}/".startswith(f"{known}/") for known in requested):
         return _check_once(state, event)
     return f"usage of step {step}, which was not requested"
 
@@ -219,8 +226,10 @@ def _check_message(state: RunState, event: ContentCompleteEvent) -> str | None:
 
 
 def _check_result(state: RunState, event: ToolCompleteEvent) -> str | None:
-    missing = f"call {event.index} of step {event.step} completed without being started"
-    return _check_slot(state, event) or (missing if event.duration and not _has_started(state, event) else None)
+    error = _check_slot(state, event)
+    if error is None and event.duration and not _has_started(state, event):
+        return f"call {event.index} of step {event.step} completed without being started"
+    return error
 
 
 def _check_slot(state: RunState, event: ToolStartEvent | ToolProgressEvent | ToolCompleteEvent) -> str | None:
@@ -256,6 +265,13 @@ _RULES = EventTable[Rule](
         InputReceivedEvent: _check_answer,
     }
 )
+_REPETITION_RULES = EventTable[RepetitionRule](
+    {
+        LLMCallEvent: EventStamp.find_repeated_step,
+        ContentCompleteEvent: EventStamp.find_repeated_step,
+        ToolStartEvent: EventStamp.find_repeated_start,
+    }
+)
 _TEXT: dict[type[Event], str] = {
     ContentDeltaEvent: "delta",
     ThoughtDeltaEvent: "delta",
@@ -272,8 +288,8 @@ class EventProperties:
     durable: bool
     rule: Rule | None
     """Order rule, or None if the event is always allowed."""
-    happens_once: bool
-    """True for events that must not happen again after their call has started or their message is complete."""
+    find_repetition: RepetitionRule | None
+    """Rule of events that must not happen again after their call has started or their message is complete."""
     text: str
     """Delta field containing model text. Empty for other events."""
     is_reserved: bool
@@ -290,7 +306,7 @@ class _PropertyCache(dict[type, EventProperties]):
             is_event=issubclass(cls, Event),
             durable=getattr(cls, "durable", False),
             rule=_RULES[cls],
-            happens_once=issubclass(cls, (ToolStartEvent, LLMCallEvent, ContentCompleteEvent)),
+            find_repetition=_REPETITION_RULES[cls],
             text=_TEXT.get(cls, ""),
             is_reserved=issubclass(cls, (TaskEvent, StatusUpdateEvent)),
             has_references=issubclass(cls, (ThoughtStreamEvent, SubtaskEvent)),
