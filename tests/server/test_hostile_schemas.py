@@ -14,7 +14,7 @@ from rxloop import Agent, MemoryEventLog, client_tool
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message
 from rxloop.providers.codecs.chat import ChatCodec
-from rxloop.providers.codecs.tools import encode_off_loop
+from rxloop.providers.codecs.tools import encode_in_parts
 from rxloop.providers.vendors.presets import PRESETS
 from rxloop.testing import ScriptedModel, call
 from support.api_server import make_client, serve_api
@@ -116,7 +116,7 @@ async def test_conversion_of_large_schemas_does_not_block_the_event_loop(kind: s
         tool = ToolDefinition("check", "", {"type": "object", **LARGE[kind]})
         request = ModelRequest(messages=[Message.user("Go")], tools=(tool,))
         codec = ChatCodec("m", PRESETS["openai"], stream=True)
-        assert b"check" in await encode_off_loop(lambda: codec.encode(request, lambda code, text: None))
+        assert b"check" in await encode_in_parts(lambda: codec.encode(request, lambda code, text: None))
 
     assert await find_longest_block(encode) < BLOCKED
 

@@ -22,7 +22,7 @@ from rxloop.providers.codecs import Codec, CodecFactory, find_gate
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.fields import as_object
 from rxloop.providers.codecs.text import TextRules
-from rxloop.providers.codecs.tools import encode_off_loop
+from rxloop.providers.codecs.tools import encode_in_parts
 from rxloop.providers.credentials import KeySource, Sign, call_key_source, sign_request
 from rxloop.providers.error_responses import TOOL_USE_FAILED
 from rxloop.providers.retry import Attempts, Retry
@@ -301,8 +301,8 @@ class HTTPModel:
         encode = partial(self._wire.encode, request, draft.notice)
         if self._sign is None:
             # Avoid keeping the body alive in a variable.
-            return await send(client, endpoint, endpoint.headers, await encode_off_loop(encode))
-        body = await encode_off_loop(encode)
+            return await send(client, endpoint, endpoint.headers, await encode_in_parts(encode))
+        body = await encode_in_parts(encode)
         # Register the signature as a secret.
         signed = await sign_request(self._sign, endpoint, body, self._timeout.key)
         endpoint.headers.update(signed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message, ToolCall
@@ -19,7 +21,9 @@ from rxloop.providers import PRESETS
 from rxloop.providers.codecs import Codec
 from rxloop.providers.codecs.anthropic import AnthropicCodec
 from rxloop.providers.codecs.chat import ChatCodec
+from rxloop.providers.codecs.message_cache import build_messages
 from rxloop.providers.codecs.responses import ResponsesCodec
+from rxloop.providers.codecs.tools import encode_in_parts
 from rxloop.state.history import History, StoredMessages
 from support.histories import COMPRESSORS, WordCounter, compress, histories, long_history
 from support.vendors.codecs import ignore_notice
@@ -78,6 +82,52 @@ def test_encode_reads_only_the_new_messages_of_a_history(name: str) -> None:
     longer._items = watched = CountingSequence(longer._items)
     wire.encode(ModelRequest(messages=longer, tools=(LOOK,)), ignore_notice)
     assert 0 < watched.looks < 15
+
+
+@pytest.mark.parametrize("kind", [History, list[Message]])
+@pytest.mark.parametrize("name", NAMES)
+async def test_parts_of_a_long_conversation_do_not_change_the_bytes(
+    name: str, kind: Callable[[Sequence[Message]], Sequence[Message]]
+) -> None:
+    in_parts, plain = make_encoders(name, ["tools", -1], tail=(Message.user("Files: none"),))
+    messages, calls = kind(copy_messages(long_history(150))), 0
+
+    def encode() -> bytes:
+        nonlocal calls
+        calls += 1
+        return in_parts(messages)
+
+    assert await encode_in_parts(encode) == plain(messages)
+    # Claude encodes the system prompt and the newest message separately.
+    assert calls >= 3
+
+
+@pytest.mark.parametrize("kind", [History, list[Message]])
+async def test_other_tasks_run_between_the_parts_of_a_conversation(
+    kind: Callable[[Sequence[Message]], Sequence[Message]],
+) -> None:
+    messages, turns, turn = kind(list(map(Message.user, map(str, range(1_050))))), list[int](), 0
+
+    class Texts(list[str]):
+        @override
+        def copy(self) -> Texts:
+            return Texts(self)
+
+    def add(texts: Texts, index: int, message: Message) -> None:
+        turns.append(turn)
+        texts.append(message.text)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    counter = asyncio.create_task(count_turns())
+    encoded = await encode_in_parts(lambda: ",".join(build_messages(messages, "key", Texts, add)).encode())
+    counter.cancel()
+    assert encoded == ",".join(map(str, range(1_050))).encode()
+    assert max(turns.count(each) for each in {*turns}) <= 100
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Protocol, Self, TypeVar, cast
 
 from rxloop.protocol.messages import Message
@@ -12,6 +13,25 @@ T = TypeVar("T")
 
 _MAX_FORMS = 3
 """Number of cached forms per message. With a fallback, several models can receive it."""
+
+_MAX_PART = 100
+"""Maximum number of messages that are encoded at once. They take a few milliseconds."""
+
+encoded_parts: ContextVar[dict[object, tuple[int, object]] | None] = ContextVar("encoded_parts", default=None)
+"""Encoded parts of a request: number of messages and result by key. None if the encoder must not pause."""
+
+
+class EncodingPaused(Exception):
+    """Raised by an encoder that needs another call to encode the same request.
+
+    Args:
+        prepare: Function to run in a thread before the next call. None if other tasks should run.
+    """
+
+    def __init__(self, prepare: Callable[[], object] | None) -> None:
+        super().__init__()
+        self.prepare = prepare
+
 
 # Read the slot directly, because pydantic searches elsewhere first if it is empty.
 _read_slot = vars(Message)["_wire"].__get__
@@ -82,15 +102,26 @@ def build_messages(
 
     Returns:
         A result that the caller can extend.
+
+    Raises:
+        EncodingPaused: After a part of a long conversation, unless `encoded_parts` is None.
     """
     end = len(messages) if end is None else end
     empty = new()
     cached = messages.get_derived(key, type(empty)) if isinstance(messages, History) else None
     count, result = cached if cached is not None and cached[0] <= end else (0, empty)
-    if count < end:
-        result = result if result is empty else result.copy()
-        for index, message in enumerate(messages[max(count, first) : end], max(count, first)):
-            add(result, index, message)
-        if isinstance(messages, History):
-            messages.set_derived(key, end, result)
+    parts, last = encoded_parts.get(), end
+    if parts is not None and (part := parts.pop(key, None)) is not None:
+        count, result = part[0], cast("B", part[1])
+    elif count < end and result is not empty:
+        result = result.copy()
+    if parts is not None and end - count > _MAX_PART:
+        last = count + _MAX_PART
+    for index, message in enumerate(messages[max(count, first) : last], max(count, first)):
+        add(result, index, message)
+    if parts is not None and last < end:
+        parts[key] = last, result
+        raise EncodingPaused(None)
+    if count < end and isinstance(messages, History):
+        messages.set_derived(key, end, result)
     return result.copy() if isinstance(messages, History) else result

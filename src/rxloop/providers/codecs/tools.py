@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +12,7 @@ import orjson
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers.codecs.fields import dumps
+from rxloop.providers.codecs.message_cache import EncodingPaused, encoded_parts
 from rxloop.providers.codecs.schemas import AdaptedSchema, adapt_schema
 from rxloop.providers.codecs.schemas.dialects import Dialect, short_hash
 from rxloop.providers.codecs.schemas.normal_form import MAX_DEPTH, Schema, resolve_reference
@@ -118,32 +119,27 @@ class VendorTools(NamedTuple):
         return next((tool.name for tool in self.tools if tool.definition.name == name), name)
 
 
-_can_wait: ContextVar[bool] = ContextVar("can_wait", default=False)
+async def encode_in_parts(encode: Callable[[], bytes]) -> bytes:
+    """Encode a request without blocking the event loop for long.
 
-
-class _LargeTools(Exception):
-    """Raised if the conversion of tools should run in a thread."""
-
-    def __init__(self, convert: Callable[[], object]) -> None:
-        super().__init__()
-        self.convert = convert
-        """Function that converts the tools, so that the next conversion is immediate."""
-
-
-async def encode_off_loop(encode: Callable[[], bytes]) -> bytes:
-    """Encode a request. Large schemas of tools are converted in a thread before."""
-    token = _can_wait.set(True)
+    Other tasks run between the parts of a long conversation. Large schemas of tools are converted in a thread.
+    """
+    token = encoded_parts.set({})
     try:
-        return encode()
-    except _LargeTools as tools:
-        # Imported lazily, because most schemas are small.
-        from rxloop.support.threads import compute
+        while True:
+            try:
+                return encode()
+            except EncodingPaused as paused:
+                prepare = paused.prepare
+            if prepare is None:
+                await asyncio.sleep(0)
+            else:
+                # Imported lazily, because most schemas are small.
+                from rxloop.support.threads import compute
 
-        convert = tools.convert
+                await compute(prepare)
     finally:
-        _can_wait.reset(token)
-    await compute(convert)
-    return encode()
+        encoded_parts.reset(token)
 
 
 class ToolAdapter:
@@ -170,8 +166,8 @@ class ToolAdapter:
         for cached_tools, adapted in self._tool_sets:
             if cached_tools == tools:
                 return adapted
-        if _can_wait.get() and self._is_large(tools):
-            raise _LargeTools(lambda: self._add(tools))
+        if encoded_parts.get() is not None and self._is_large(tools):
+            raise EncodingPaused(lambda: self._add(tools))
         return self._add(tools)
 
     def _add(self, tools: tuple[ToolDefinition, ...]) -> VendorTools:
