@@ -3,19 +3,26 @@
 from typing import Any
 
 import pytest
+from reactivex import Observable
+from reactivex import operators as ops
 
 from rxloop import (
     Agent,
+    ContentCompleteEvent,
     InputReceivedEvent,
     MemoryEventLog,
+    ModelRequest,
     RunContext,
+    Signal,
     ToolStartEvent,
+    op,
     tool,
 )
-from rxloop.errors import InvalidInput
+from rxloop.errors import ContextLengthExceeded, InvalidInput
 from rxloop.state.history import INTERRUPTED
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call
-from support.runs import copy_first_events
+from support.runs import collect, copy_first_events
 
 
 class PaymentWorld:
@@ -104,3 +111,37 @@ async def test_pending_question_survives_a_crash() -> None:  # L108
 
     assert result.output == "done"
     assert world.paid == [5]
+
+
+@pytest.mark.parametrize("asking", ["b", None])
+async def test_pause_closes_the_failed_request_of_another_branch(asking: str | None) -> None:
+    def add_branch(signal: Signal) -> Observable[Signal]:
+        if not isinstance(signal, ModelRequest):
+            return emit(signal)
+        return emit(signal.replace(branch="b", step=f"b/{signal.step}"), signal)
+
+    requests: list[str] = []
+
+    def answer(request: ModelRequest) -> Any:
+        requests.append(request.step)
+        if len(requests) > 2:
+            return "done"
+        return call("pay", amount=5) if request.branch == asking else ContextLengthExceeded("too long")
+
+    log, world = MemoryEventLog(), PaymentWorld()
+    model = ScriptedModel(*[answer] * 6)
+    agent = Agent(model, tools=world.tools, log=log, loop=[ops.flat_map(add_branch), *op.standard()])
+    run = agent.run("Pay")
+    events = await collect(run.pipe(op.grammar()))
+    failed = "1" if asking else "b/1"
+    closed = [each for each in events if isinstance(each, ContentCompleteEvent) and each.finish_reason == "canceled"]
+    assert [each.step for each in closed] == [failed]
+    [question] = (await run).pending
+    assert not world.paid
+
+    resumed = agent.resume(run.task_id, inputs={question.input_id: True})
+    await collect(resumed.pipe(op.grammar()))
+    result = await resumed
+    assert result.output == "done"
+    assert world.paid == [5]
+    assert requests[2] == ("1" if asking else "b/2")

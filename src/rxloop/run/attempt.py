@@ -311,9 +311,9 @@ class Attempt:
             for event in self._open_work.close_context(ctx):
                 self.publish(event)
 
-    def close_open_work(self) -> Iterator[Event]:
-        """Return events closing every open message and call."""
-        return self._open_work.close_all()
+    def close_open_work(self, *, keep_calls: bool = False) -> Iterator[Event]:
+        """Return events closing every open message and, unless `keep_calls` is set, every open call."""
+        return self._open_work.close_all(keep_calls=keep_calls)
 
     @property
     def has_unrepeatable_call(self) -> bool:

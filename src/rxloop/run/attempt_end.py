@@ -48,14 +48,15 @@ def record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
 
 
 def _close_open_work(attempt: Attempt, paused: bool) -> None:
-    # The open calls of a paused attempt stay open, and so do their nested runs, which wait for answers.
+    # The open calls of a paused attempt stay open, and so do their nested runs, which wait for answers. Messages are
+    # closed, because the request of a branch may have failed while another branch asked.
     if attempt.recorder.top.earlier.nested_events:
         # Imported here because few resumed runs have nested runs.
         from rxloop.run.nested import close_interrupted_runs
 
         for event in close_interrupted_runs(attempt, keep_waiting=paused):
             attempt.publish(event)
-    for event in () if paused else attempt.close_open_work():
+    for event in attempt.close_open_work(keep_calls=paused):
         attempt.publish(event)
 
 

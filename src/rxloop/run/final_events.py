@@ -170,12 +170,12 @@ class OpenWork:
         elif state.batch is not None and state.batch.step == ctx.step and state.batch.is_open(ctx.index):
             yield self._cancel_call(state.batch, ctx.index, ctx.branch)
 
-    def close_all(self) -> Iterator[Event]:
-        """Yield events closing every open message and call."""
+    def close_all(self, *, keep_calls: bool) -> Iterator[Event]:
+        """Yield events closing every open message and, unless `keep_calls` is set, every open call."""
         for branch, state in list(self._recorder.states.items()):
             if state.open_step is not None:
                 yield self._recorder.cancel_message(branch)
-            if state.batch is not None:
+            if state.batch is not None and not keep_calls:
                 for index in state.batch.open:
                     yield self._cancel_call(state.batch, index, branch)
 

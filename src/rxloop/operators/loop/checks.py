@@ -259,6 +259,14 @@ def find_retry(state: RunState) -> LLMFailedEvent | None:
     return failure if needs_change(failure) else None
 
 
+def repeats_step(state: RunState) -> bool:
+    """Return True if an attempt starts with the step of the last request of the earlier attempt.
+
+    A pause closes a request that was refused. Calls on other branches, which wait for answers, belong to the same step.
+    """
+    return state.open_step is not None or (state.failure is not None and needs_change(state.failure))
+
+
 class Retries:
     """Retry counter for one iteration."""
 

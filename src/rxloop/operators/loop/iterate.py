@@ -19,6 +19,7 @@ from rxloop.operators.loop.checks import (
     lacks_calls,
     lost_calls_note,
     make_unanswered_error,
+    repeats_step,
 )
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.host import get_host
@@ -182,9 +183,8 @@ class _Iterations(abc.DisposableBase):
             note = lost_calls_note(state)
             self._observer.on_next(MessageAddedEvent(content=note, cause="retry", branch=self._ctx.branch))
             state = self._ctx.state
-        retry = find_retry(state) is not None
         iteration = max(state.iteration, self._iteration)
-        if not retry and not (self._current_step is None and state.open_step is not None):
+        if find_retry(state) is None and not (self._current_step is None and repeats_step(state)):
             if iteration > state.iteration:
                 state = state.replace(iteration=iteration)
             limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
