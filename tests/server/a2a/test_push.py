@@ -371,7 +371,7 @@ async def test_certificate_must_match_the_host_name(monkeypatch: pytest.MonkeyPa
         writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    async def resolve_two(url: httpx.URL) -> list[str]:
+    async def resolve_two(url: httpx.URL, *, allow_private: bool) -> list[str]:
         # Connections to the first address fail.
         return ["127.0.0.2", "127.0.0.1"]
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from typing_extensions import override
 
-from rxloop.server.a2a.webhook_addresses import UnsafeAddress, resolve_addresses
+from rxloop.server.a2a.webhook_addresses import UnsafeAddress, post, resolve_addresses
 from rxloop.support.threads import run_in_thread
 
 
@@ -36,6 +36,20 @@ async def test_webhook_host_is_resolved_outside_of_the_default_executor() -> Non
             await resolve_addresses(httpx.URL("https://localhost/hook"))
         with pytest.raises(UnsafeAddress, match=r"cannot resolve the host 'no-such-host\.invalid'"):
             await resolve_addresses(httpx.URL("https://no-such-host.invalid/hook"))
+    assert executor.submitted == 0
+
+
+async def test_webhook_with_a_private_address_is_sent_without_the_default_executor() -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        assert request.headers["host"] == "localhost:8000"
+        return httpx.Response(204 if request.url.host in ("127.0.0.1", "::1") else 500)
+
+    with CountingExecutor(max_workers=1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        async with httpx.AsyncClient(transport=httpx.MockTransport(respond)) as client:
+            assert await post(client, "http://localhost:8000/hook", b"", {}, allow_private=True) == 204
+            with pytest.raises(UnsafeAddress, match=r"cannot resolve the host 'no-such-host\.invalid'"):
+                await post(client, "http://no-such-host.invalid/hook", b"", {}, allow_private=True)
     assert executor.submitted == 0
 
 

@@ -59,11 +59,11 @@ def _extract_ipv4(address: IPv6Address) -> IPv4Address | None:
     return address.ipv4_mapped or address.sixtofour
 
 
-async def resolve_addresses(url: httpx.URL) -> list[str]:
-    """Resolve the host of a URL to public addresses.
+async def resolve_addresses(url: httpx.URL, *, allow_private: bool = False) -> list[str]:
+    """Resolve the host of a URL.
 
     Raises:
-        UnsafeAddress: If the host cannot be resolved, or an address is not public.
+        UnsafeAddress: If the host cannot be resolved, or an address is not public and private ones are not allowed.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     try:
@@ -74,7 +74,7 @@ async def resolve_addresses(url: httpx.URL) -> list[str]:
     except (OSError, UnicodeError, TimeoutError, RxloopError):
         raise UnsafeAddress(f"cannot resolve the host {url.host!r}") from None
     addresses = [str(each[4][0]) for each in infos]
-    if not addresses or not all(map(is_public, addresses)):
+    if not addresses or not (allow_private or all(map(is_public, addresses))):
         raise UnsafeAddress("the host must have a public address")
     return addresses
 
@@ -99,7 +99,8 @@ async def post(
 ) -> int:
     """Send a POST request to a webhook and return the status code. Redirects are not followed.
 
-    The request uses a validated IP address, so that a later DNS change has no effect.
+    The request uses a validated IP address, so that a later DNS change has no effect, and httpx does not resolve the
+    host in the default executor.
 
     Args:
         client: HTTP client.
@@ -113,9 +114,7 @@ async def post(
         httpx.HTTPError: If the request fails.
     """
     url = read_url(text)
-    if allow_private:
-        return await _send(client, client.build_request("POST", url, content=body, headers=headers))
-    addresses = await resolve_addresses(url)
+    addresses = await resolve_addresses(url, allow_private=allow_private)
     headers = {**headers, "host": url.netloc.decode("ascii")}
     while True:
         request = client.build_request("POST", url.copy_with(host=addresses.pop(0)), content=body, headers=headers)
