@@ -17,10 +17,11 @@ from typing_extensions import Unpack, override
 from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.a2a.calls import ContextBuilder, filter_sdk_logs, respond_refused, serve_sdk
+from rxloop.server.a2a.calls import ContextBuilder, filter_sdk_logs, reject_json, respond_refused, serve_sdk
 from rxloop.server.a2a.handler import ExtendedCard, ServedAgent, TaskHandler
 from rxloop.server.a2a.push import Push, PushOptions
 from rxloop.server.core.adapter import Adapter, AdapterOptions, Endpoint, find_only_agent
+from rxloop.server.core.bodies import NestedTooDeeply
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
 
@@ -96,6 +97,9 @@ def make_card_route(served: ServedAgent) -> Route:
     return Route("/.well-known/agent-card.json", serve, methods=["GET"])
 
 
+_BODYLESS = ("GET", "HEAD", "DELETE")
+
+
 class A2A(Adapter):
     """Adapter for the A2A protocol; see `a2a`."""
 
@@ -118,7 +122,12 @@ class A2A(Adapter):
         # Skip the SDK's tenant routes, because tenants are not supported.
         rest = [route for route in create_rest_routes(tasks, contexts) if isinstance(route, Route)]
         endpoints = [
-            Endpoint(method, route.path, partial(serve_sdk, route.endpoint, route in rpc))
+            Endpoint(
+                method,
+                route.path,
+                partial(serve_sdk, route.endpoint, route in rpc),
+                None if method in _BODYLESS else bytes,
+            )
             for route in (*rpc, *rest)
             for method in route.methods or ()
             if method != "HEAD"
@@ -127,6 +136,8 @@ class A2A(Adapter):
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
+        if isinstance(refused, NestedTooDeeply):
+            return reject_json(request.scope["path"].rstrip("/").endswith(RPC), str(refused))
         return respond_refused(refused)
 
     @override

@@ -108,7 +108,7 @@ def get_request(context: ServerCallContext) -> A2aRequest:
 SdkEndpoint = Callable[[Request], Awaitable[Response]]
 
 
-async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) -> Response:
+async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[bytes | None, None]) -> Response:
     """Handle a request with an SDK endpoint, applying rxloop's body and stream limits.
 
     Args:
@@ -120,10 +120,9 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
     if len(request.headers.get("a2a-version", "")) > _MAX_VERSION:
         # The SDK would fail to parse the number.
         raise Refused(400, "bad_request", "the a2a-version header is too long")
-    body = b""
-    if request.method not in ("GET", "HEAD", "DELETE"):
+    body = call.body or b""
+    if call.body is not None:
         try:
-            body = await call.gateway.read_body(call.principal, request)
             if body and get_media_type(request) not in _JSON:
                 return _reject_body(rpc, ContentTypeNotSupportedError("the content type must be application/json"))
             check_json(body, "body", call.gateway.limits, MAX_DEPTH, SDK_VALUES)
@@ -133,11 +132,8 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) ->
             body = orjson.dumps(payload) if body else b""
         except InvalidParamsError as error:
             return _reject_body(rpc, error)
-        except (Refused, orjson.JSONDecodeError) as error:
-            if isinstance(error, Refused) and error.status != 400:
-                raise
-            message = str(error) if isinstance(error, Refused) else "the body is not valid JSON"
-            return _reject_body(rpc, JSONParseError(message=message) if rpc else InvalidRequestError(message))
+        except orjson.JSONDecodeError:
+            return reject_json(rpc, "the body is not valid JSON")
     inner = Request(request.scope, _replay(body, request.receive))
     a2a_request = inner.scope[_REQUEST_KEY] = A2aRequest(call.principal, inner)
     response = await endpoint(inner)
@@ -220,6 +216,11 @@ def respond_refused(refused: Refused) -> Response:
     status = _STATUSES.get(refused.status, "INVALID_ARGUMENT")
     error = {"code": refused.status, "status": status, "message": str(refused)}
     return JSONResponse({"error": error}, refused.status, {"cache-control": "no-store", **refused.headers})
+
+
+def reject_json(rpc: bool, message: str) -> Response:
+    """Return the response for a body that cannot be parsed."""
+    return _reject_body(rpc, JSONParseError(message=message) if rpc else InvalidRequestError(message))
 
 
 def _reject_body(rpc: bool, error: A2AError | JSONRPCError) -> Response:

@@ -110,7 +110,7 @@ class Endpoint:
         method: HTTP method; `GET` also serves `HEAD`.
         path: Path in the syntax of `starlette.routing.Route`.
         handle: Handler for a call. Exceptions are converted to responses by `Adapter.write_error`.
-        body: Pydantic model of the JSON body. If None, the handler reads the body.
+        body: Pydantic model of the JSON body, or `bytes` for the raw body. If None, the body is ignored.
         query: Pydantic model of the query. If None, the handler reads the query.
         public: True if clients need no authentication.
     """
@@ -118,7 +118,7 @@ class Endpoint:
     method: str
     path: str
     handle: Callable[[Any], Awaitable[Response]]
-    body: type[BaseModel] | None = None
+    body: type[BaseModel] | type[bytes] | None = None
     query: type[BaseModel] | None = None
     public: bool = False
 
@@ -226,8 +226,8 @@ class Adapter(ABC):
                 data = None if endpoint.body is None else await self.gateway.read_body(principal, request)
                 slot = None if endpoint.public else self.gateway.acquire_slot(principal, request, len(data or b""))
                 async with slot or nullcontext():
-                    body = None
-                    if endpoint.body is not None and data is not None:
+                    body = data
+                    if data is not None and endpoint.body is not None and issubclass(endpoint.body, BaseModel):
                         body = parse_body(endpoint.body, data, request, self.gateway.limits)
                     # Requests with a body may start runs, whose tasks would keep the request in memory.
                     with nullcontext() if endpoint.method != "GET" else use_request(request):

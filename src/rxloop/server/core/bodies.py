@@ -29,6 +29,10 @@ SDK_VALUES = 5_000
 """Maximum number of JSON values in bodies that the SDK of a protocol validates, in up to ten microseconds per value."""
 
 
+class NestedTooDeeply(Refused):
+    """Raised for JSON that is nested too deeply. A2A answers it like invalid JSON."""
+
+
 def parse_body(model: type[M], data: bytes, request: Request, limits: ServerLimits) -> M:
     """Parse and validate the JSON body of a request.
 
@@ -79,7 +83,7 @@ def check_json(
     if excess == "values":
         raise Refused(413, "too_large", f"the {subject} must have at most {values} JSON values")
     if excess == "depth":
-        raise Refused(400, "bad_request", f"the {subject} must have at most {depth} nested JSON levels")
+        raise NestedTooDeeply(400, "bad_request", f"the {subject} must have at most {depth} nested JSON levels")
 
 
 def parse_text(text: str) -> Any:
