@@ -217,6 +217,44 @@ def test_cancel_can_be_repeated_if_the_run_was_not_read_in_time() -> None:
     assert [event.state for event in final_events(events)] == ["input-required", "canceled"]
 
 
+@pytest.mark.parametrize("outage", [40, 90])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_cancel_of_an_active_run_is_recorded_or_raises_if_the_log_is_unwritable(outage: float, is_stored: bool) -> None:
+    class UnwritableLog(MemoryEventLog):
+        is_down = False
+
+        async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+            if self.is_down:
+                raise OSError("the server restarts")
+            await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+
+    log, started = UnwritableLog(), asyncio.Event()
+
+    @tool(idempotent=not is_stored)
+    async def wait() -> None:
+        """Wait."""
+        started.set()
+        await asyncio.Event().wait()
+
+    async def cancel() -> list[str]:
+        agent = Agent(ScriptedModel(call("wait")), tools=[wait], log=log)
+        run = agent.run("Go").start()
+        await started.wait()
+        log.is_down = True
+        asyncio.get_running_loop().call_later(outage, setattr, log, "is_down", False)
+        try:
+            await agent.get_run(run.task_id).cancel()
+        except LogUnreachable as error:
+            return [str(error).rpartition(": ")[2]]
+        assert (await outcome(run)).state == "working"
+        return [event.state for event in final_events(await log.read(run.task_id))] if log._runs else ["unknown"]
+
+    with virtual_time() as time:
+        states = time.run(cancel())
+    raised = ["use agent.get_run(task_id).cancel() to cancel it again"]
+    assert states == (["unknown"] if not is_stored else ["canceled"] if outage == 40 else raised)
+
+
 class _RacingLog(MemoryEventLog):
     """Log that starts another attempt after storing a cancel, and delays the first append of this attempt."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import pytest
 
-from rxloop import RunRecord
-from rxloop.errors import ContextBusy
-from rxloop.protocol.commands import AnswerCommand, CancelCommand
-from rxloop.testing import call, virtual_time
+from rxloop import Agent, Event, MemoryEventLog, RunRecord, tool
+from rxloop.errors import ContextBusy, LogUnreachable
+from rxloop.pipeline.records import Snapshot
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command
+from rxloop.support.tasks import GRACE
+from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import Machines, states
-from support.run_checks import assert_no_tasks
+from support.run_checks import assert_no_tasks, final_events
 
 
 async def test_unstarted_later_run_drops_no_question(machines: Machines) -> None:
@@ -137,3 +140,53 @@ def test_answer_that_arrives_before_a_run_starts_is_not_dropped(machines: Machin
             assert a.paid == [5]
 
         time.run(main())
+
+
+class UnavailableLog(MemoryEventLog):
+    """Log that does not store the end of one run, or stalls while the attempt that ends the run reads it."""
+
+    failure: Literal["append", "snapshot"] | None = None
+    task_id = ""
+    is_dropped = False
+
+    async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
+        if self.failure == "append" and task_id == self.task_id:
+            raise OSError("the server restarts")
+        await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
+
+    async def send_command(self, task_id: str, command: Command) -> int:
+        self.is_dropped = True
+        return await super().send_command(task_id, command)
+
+    async def snapshot(self, task_id: str, **options: Any) -> Snapshot:
+        # After the drop command, the new run reads only newer events.
+        if self.failure == "snapshot" and task_id == self.task_id and self.is_dropped and options.get("since") is None:
+            await asyncio.sleep(2 * GRACE)
+        return await super().snapshot(task_id, **options)
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [("append", r"the server restarts.*: start the later run again"), ("snapshot", "before its run was read")],
+)
+def test_new_run_is_refused_when_the_end_of_the_waiting_run_is_not_logged(
+    failure: Literal["append", "snapshot"], message: str
+) -> None:
+    log = UnavailableLog()
+
+    @tool(approve=True)
+    async def pay(amount: int) -> str:
+        """Pays."""
+        return f"paid {amount}"
+
+    with virtual_time() as time:
+        agent = Agent(ScriptedModel(call("pay", amount=5), "Fine."), tools=[pay], log=log)
+        log.task_id = time.run(agent.run("Pay", context_id="c")).task_id
+        log.failure = failure
+        with pytest.raises(LogUnreachable, match=message):
+            time.run(agent.run("Never mind", context_id="c"))
+        assert [record.task_id for record in time.run(log.list_runs())] == [log.task_id]
+        log.failure = None
+        assert time.run(agent.run("Never mind", context_id="c")).output == "Fine."
+        events = time.run(log.read(log.task_id))
+    assert [event.state for event in final_events(events)] == ["input-required", "canceled"]

@@ -109,7 +109,9 @@ def test_cancel_by_id_raises_when_it_cannot_be_recorded() -> None:
         async def cancel() -> None:
             asyncio.get_running_loop().call_later(0.5, setattr, SlowReadLog, "seconds", 3600.0)
             SlowReadLog.seconds = 1.0
-            with pytest.raises(EventLogError, match="could not be logged"):
+            with pytest.raises(
+                EventLogError, match=r"could not be logged: use agent.get_run\(task_id\).cancel\(\) to cancel it again"
+            ):
                 await bank.agent().get_run(paused.task_id).cancel()
 
         try:

@@ -129,9 +129,9 @@ class RemoteRun(ExplainedAttributes, Generic[D, O]):
         hold = definition.owned.find(task_id)
         if hold is not None:
             await hold.cancel_and_wait(reason)
-            if definition.log is None or not hold.is_paused:
+            if definition.log is None or not hold.is_unfinished:
                 return
-            # The attempt has already ended, so the cancellation of the waiting run must be recorded in the log.
+            # The attempt has already ended, so the cancellation must be recorded in the log.
         elif definition.log is None:
             raise ConfigurationError(
                 f"run {task_id} is not executed by this process; cancelling it requires an agent with its event log"
@@ -141,7 +141,12 @@ class RemoteRun(ExplainedAttributes, Generic[D, O]):
             spec = make_spec(definition, task_id, "", None, {}, resume=True, cancel=reason)
             return await has_ended(definition.make_run(spec))
 
-        await send_cancel(definition.log, task_id, reason, close)
+        try:
+            await send_cancel(definition.log, task_id, reason, close)
+        except UnknownRun:
+            # If the attempt of this process could not log its first event, no process can continue the run.
+            if hold is None:
+                raise
 
     async def answer(self, inputs: Mapping[str, Any]) -> None:
         """Store answers to open questions durably.

@@ -10,11 +10,11 @@ from functools import partial
 from rxloop.coordination.answers import describe_drop
 from rxloop.coordination.lease import Lease
 from rxloop.coordination.order import RETRY, drop_questions, wait_for_end
-from rxloop.errors import ConflictError, ContextBusy, EventLogError, Fenced
+from rxloop.errors import ConflictError, ContextBusy, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import SUPERSEDED, WAITING, Event
+from rxloop.protocol.events import SUPERSEDED, WAITING, Event, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.final_events import is_over, make_exists_error
 from rxloop.run.lifetime import Lifetime
@@ -115,6 +115,9 @@ async def _drop_questions(
 
     Returns:
         The earlier run that was answered and must be resumed first, or None.
+
+    Raises:
+        LogUnreachable: The end of an earlier run couldn't be logged.
     """
     answered = await drop_questions(event_log, waiting[0], attempt.task_id)
     if answered is not None:
@@ -139,10 +142,15 @@ async def _drop_questions(
             steering=None,
             chosen_id=False,
         )
+        closing = Attempt(spec)
         try:
-            await close(Attempt(spec))
+            await close(closing)
         except ConflictError as error:
             log.debug("Run %s was ended elsewhere: %s", record.task_id, error)
+        final = closing.final
+        if isinstance(final, StatusUpdateEvent) and final.error is not None and final.error.code == "log":
+            # Otherwise, the earlier run would keep waiting in the log.
+            raise LogUnreachable(final.error.message, retryable=final.error.retryable)
     return None
 
 

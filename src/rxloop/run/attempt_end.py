@@ -100,7 +100,7 @@ async def release(attempt: Attempt, cause: Released) -> Event:
         Final event for subscribers, which isn't logged.
     """
     recorder, writer = attempt.recorder, attempt.recorder.writer
-    end = make_unlogged_end(attempt.task_id, attempt.state(), cause)
+    end = make_unlogged_end(attempt.spec, attempt.state(), cause)
     if attempt.lease is not None:
         await attempt.lifetime.run_to_completion(attempt.lease.wait_checked)
     if writer is not None:
@@ -112,7 +112,7 @@ async def release(attempt: Attempt, cause: Released) -> Event:
         except EventLogError as error:
             recorder.delivery.drop()
             log.error("Failed to log the last events of run %s: %s", attempt.task_id, error)
-            end = make_unlogged_end(attempt.task_id, attempt.state(), error)
+            end = make_unlogged_end(attempt.spec, attempt.state(), error)
         await attempt.lifetime.run_to_completion(writer.close)
         recorder.writer = None
     return recorder.record(end)

@@ -21,6 +21,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import (
     RELEASED,
+    SUPERSEDED,
     Event,
     State,
     StatusUpdateEvent,
@@ -54,11 +55,12 @@ def make_release_event() -> StatusUpdateEvent:
     return _make_status(state="working", reason=RELEASED)
 
 
-def make_unlogged_end(task_id: str, state: RunState, cause: EventLogError | Released) -> StatusUpdateEvent:
+def make_unlogged_end(spec: RunSpec, state: RunState, cause: EventLogError | Released) -> StatusUpdateEvent:
     """Create the final event for subscribers when the end of an attempt isn't logged. The run itself isn't over.
 
     Its state is `working`, the same as in the log.
     """
+    task_id = spec.task_id
     if isinstance(cause, Released):
         text = (
             f"run {task_id} was released: use agent.get_run(task_id).execute() or agent.resume(task_id) to continue it"
@@ -67,22 +69,30 @@ def make_unlogged_end(task_id: str, state: RunState, cause: EventLogError | Rele
     if isinstance(cause, ConflictError):
         hint = f"another process is executing run {task_id}: use follow(log, task_id) to read its events"
     else:
-        hint = f"the end of run {task_id} could not be logged: use agent.resume(task_id) to continue it"
+        hint = f"the end of run {task_id} could not be logged: {_choose_remedy(spec)}"
     info = ErrorInfo(code=get_error_code(cause), message=f"{cause}; {hint}", retryable=cause.retryable)
     return _make_end(state, "working", "error", info)
+
+
+def _choose_remedy(spec: RunSpec) -> str:
+    if spec.cancel is None:
+        return "use agent.resume(task_id) to continue it"
+    if spec.cancel_code == SUPERSEDED:
+        return "start the later run again"
+    return "use agent.get_run(task_id).cancel() to cancel it again"
 
 
 def make_unstarted_end(spec: RunSpec, state: RunState, end: End) -> StatusUpdateEvent:
     """Create the final event for an attempt without reading or writing the log."""
     if isinstance(end, Released):
         # A new run cannot be resumed after its release, because nothing was logged.
-        return make_unlogged_end(spec.task_id, state, end) if spec.resume else make_final_event(state, _NEVER_STARTED)
+        return make_unlogged_end(spec, state, end) if spec.resume else make_final_event(state, _NEVER_STARTED)
     if spec.cancel is None and (not spec.resume or isinstance(end, Canceled)):
         # If the run is in the log, it hasn't changed.
         return make_final_event(state, end)
     if not isinstance(end, EventLogError):
         end = EventLogError(f"the attempt had to end ({spec.cancel or end}) before its run was read from the log")
-    return make_unlogged_end(spec.task_id, state, end)
+    return make_unlogged_end(spec, state, end)
 
 
 def is_over(last: Event | None) -> bool:

@@ -114,7 +114,7 @@ async def _close(attempt: Attempt) -> Event:
         conflict_level = logging.WARNING if attempt.spec.cancel is None else logging.DEBUG
         level = conflict_level if isinstance(error, ConflictError) else logging.ERROR
         log.log(level, "Failed to log the end of run %s: %s", attempt.task_id, error)
-        end = make_unlogged_end(attempt.task_id, attempt.state(), error)
+        end = make_unlogged_end(attempt.spec, attempt.state(), error)
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})
     await lifetime.run_to_completion(writer.close)
     return final

@@ -87,10 +87,10 @@ class RunHold:
         return self.task is not None and not self.task.done() and loop is not None and loop.is_running()
 
     @property
-    def is_paused(self) -> bool:
-        """True if the attempt ended because the run is waiting for an answer."""
+    def is_unfinished(self) -> bool:
+        """True if the attempt ended, but the run did not: it is waiting for an answer, or its end is not logged."""
         final = self._attempt.final
-        return isinstance(final, StatusUpdateEvent) and final.state in WAITING
+        return isinstance(final, StatusUpdateEvent) and final.state in (*WAITING, "working")
 
     @property
     def end(self) -> StatusUpdateEvent | None:
