@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rxloop import Agent, MemoryEventLog, Runtime, StatusUpdateEvent, tool
+from rxloop import Agent, MemoryEventLog, Runtime, StatusUpdateEvent, ToolCompleteEvent, tool
 from rxloop.testing import ScriptedModel, call
 
 
@@ -43,6 +43,25 @@ async def test_failed_run_is_a_warning_with_its_error_code(caplog: pytest.LogCap
     assert vars(record)["code"]
     assert f"failed ({vars(record)['code']})" in record.getMessage()
     assert "47-11" not in str(vars(record))
+
+
+async def test_figures_of_a_fork_exclude_copied_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    @tool(approve=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    log = MemoryEventLog()
+    agent = Agent(ScriptedModel(call("pay"), "Done.", "Done again."), tools=[pay], log=log)
+    paused = await agent.run("Pay.")
+    await agent.resume(paused.task_id, inputs={paused.pending[0].input_id: True})
+    [last_call] = [event for event in await log.read(paused.task_id) if isinstance(event, ToolCompleteEvent)]
+    caplog.set_level(logging.INFO, "rxloop")
+    async with Runtime({"agent": agent}, log=log) as runtime:
+        fork = await runtime.fork(paused.task_id, last_call.seq)
+        await runtime.follow(fork.task_id)
+    [record] = select_records(caplog)
+    assert [vars(record)[name] for name in ("task", "state", "model_calls")] == [fork.task_id, "completed", 1]
 
 
 async def test_failure_of_a_tool_is_logged_with_the_ids_of_its_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import reactivex
 from reactivex import Observable
 from reactivex import operators as rx
 
-from rxloop.protocol.events import Event, LLMCallEvent, StatusUpdateEvent, UsageEvent
+from rxloop.protocol.events import Event, LLMCallEvent, StatusUpdateEvent, TaskEvent, UsageEvent
 from rxloop.stream.sources import DURABLE
 
 log = logging.getLogger("rxloop.runs")
@@ -38,10 +38,16 @@ class _AttemptLog:
     def __init__(self, agent: str) -> None:
         self._agent = agent
         self._started: int | None = None
+        self._copied = 0
+        """Last event that a fork has copied from another run."""
         self._model_calls = self._input_tokens = self._output_tokens = 0
 
     def add(self, event: Event) -> None:
         """Add an event, and write the record if it ends the attempt."""
+        if isinstance(event, TaskEvent) and event.fork_seq is not None:
+            self._copied = event.fork_seq
+        if event.seq <= self._copied:
+            return
         if self._started is None:
             self._started = event.timestamp
         if isinstance(event, LLMCallEvent):
