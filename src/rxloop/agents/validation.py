@@ -18,8 +18,8 @@ from rxloop import operators
 from rxloop.agents.options import AgentOptions, RunOptions
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.operators.loop.checks import check_iteration, check_run
-from rxloop.operators.loop.compose import describe
-from rxloop.operators.views import VIEW, check_views
+from rxloop.operators.loop.compose import check_loop_operator, describe
+from rxloop.operators.views import check_views
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import Operator
 from rxloop.protocol.envelope import RESERVED_METADATA
@@ -295,19 +295,13 @@ def _check_loop(loop: Any) -> None:
     items = cast("Sequence[Any]", loop)
     for index, operator in enumerate(items):
         argument = f"loop[{index}]"
-        if isinstance(operator, list | tuple):
-            raise _make_error(argument, operator, "an operator, not a list; unpack it as in [*op.standard()]")
-        if not callable(operator):
-            raise _make_error(argument, operator, "an operator, such as op.call_model()")
+        check_loop_operator(argument, operator)
         if _is_factory(operator):
             raise _make_error(argument, operator, f"an operator, not a factory; call it as in {operator.__name__}()")
         if not _accepts_one_argument(operator):
             raise _make_error(
                 argument, operator, "an operator with one parameter, its source; if it is a factory, call it"
             )
-        view = getattr(operator, VIEW, None)
-        if view is not None:
-            raise _make_error(argument, operator, f"an operator, not a view; use run.pipe({view}(...))")
     check_iteration(items)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Workspace, WorkspacePart
+from rxloop.support.misuse import check_method
 from rxloop.support.safe_files import list_paths, open_path, read_range
 from rxloop.support.threads import call_user_function, run_in_thread
 
@@ -100,6 +101,10 @@ class CompositeWorkspace:
     """
 
     def __init__(self, *workspaces: Workspace) -> None:
+        for workspace in workspaces:
+            check_method(
+                "a workspace", workspace, "render", "an object with a render() method, such as TextWorkspace()"
+            )
         self._workspaces = workspaces
 
     async def render(self) -> Sequence[WorkspacePart]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from typing_extensions import Unpack
 
@@ -46,7 +46,7 @@ def openai_chat(
 
     if preset is None:
         preset = "openai" if options.get("base_url") is None else CUSTOM
-    preset = find_preset(preset) if isinstance(preset, str) else preset
+    preset = _check_preset(model, preset)
     if preset.wire not in ("openai", "openai_chat"):
         raise ConfigurationError(
             f"{preset.name!r} does not support chat completions; use the model string '{preset.name}:{model or '...'}'"
@@ -94,7 +94,7 @@ def openai_responses(
         raise ConfigurationError("chain=True requires stored answers; remove store=False")
     if preset is None:
         preset = "openai_responses" if options.get("base_url") is None else CUSTOM
-    preset = find_preset(preset) if isinstance(preset, str) else preset
+    preset = _check_preset(model, preset)
     if preset.wire not in ("openai", "openai_chat", "openai_responses"):
         raise ConfigurationError(
             f"{preset.name!r} does not support the Responses API; use the model string '{preset.name}:{model or '...'}'"
@@ -139,7 +139,7 @@ def anthropic_messages(
     Raises:
         ConfigurationError: Invalid preset, model, transport or URL, or unsupported protocol.
     """
-    preset = find_preset(preset) if isinstance(preset, str) else preset
+    preset = _check_preset(model, preset)
     codec = _find_codec(preset.wire)
     if codec is None:
         raise ConfigurationError(
@@ -161,6 +161,19 @@ def anthropic_messages(
         betas = [*betas, *(beta.strip() for beta in headers.pop(name).split(","))]
     merged: ModelOptions = {**options, "headers": headers}
     return http_model(model, preset, partial(codec, betas=betas, citations=citations), **merged)
+
+
+def _check_preset(model: object, preset: Any) -> Preset:
+    """Return the preset of a model, after checking the types of both.
+
+    Raises:
+        ConfigurationError: Unknown preset, or an argument with another type.
+    """
+    if not isinstance(model, str | None):
+        raise ConfigurationError(f"model must be a string, such as 'gpt-5', got {model!r}")
+    if not isinstance(preset, str | Preset):
+        raise ConfigurationError(f"preset must be a Preset or its name, such as 'zai', got {preset!r}")
+    return find_preset(preset) if isinstance(preset, str) else preset
 
 
 def _find_codec(name: CodecName) -> type[AnthropicCodec] | None:
@@ -196,7 +209,7 @@ def google_gemini(
     # Imported lazily, since other codecs may not be needed.
     from rxloop.providers.codecs.gemini import GeminiCodec
 
-    preset = find_preset(preset) if isinstance(preset, str) else preset
+    preset = _check_preset(model, preset)
     if preset.wire != "google_gemini":
         raise ConfigurationError(
             f"{preset.name!r} does not support Gemini's API; use the model string '{preset.name}:{model or '...'}'"
@@ -228,6 +241,8 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
         ConfigurationError: Unknown preset (all names are listed), missing model, or options passed with a provider.
     """
     if not isinstance(model, str):
+        if isinstance(model, type) or not isinstance(cast("object", model), Provider):
+            raise ConfigurationError(f"model must be a provider or a string such as 'zai:glm-4.7', got {model!r}")
         if options:
             raise ConfigurationError(f"{next(iter(options))}= needs a model string, got the provider {model.name}")
         return model

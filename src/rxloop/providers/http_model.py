@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import orjson
 from reactivex import Observable, abc
@@ -90,7 +90,8 @@ class ModelOptions(TypedDict, total=False):
     """Limits of an answer."""
 
 
-_TYPES = {"base_url": str, "timeout": Timeouts, "retry": Retry, "stream": bool, "headers": Mapping, "bounds": Bounds}
+_FLAGS = dict.fromkeys(["stream", "keep_thoughts", "sanitize"], bool)
+_TYPES = {"base_url": str, "timeout": Timeouts, "retry": Retry, "headers": Mapping, "bounds": Bounds, **_FLAGS}
 
 
 class HTTPModel:
@@ -341,8 +342,16 @@ def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options:
         raise TypeError(f"model {model or preset.default_model!r} does not accept the option {name!r}; {remedy}")
     for name, kind in _TYPES.items():
         # The error does not contain the value, which may contain a key.
-        if (value := options.get(name)) is not None and not isinstance(value, kind):
+        value = options.get(name)
+        if value is not None and not isinstance(value, kind):
             raise ConfigurationError(f"{name} must have the type {kind.__name__}, got {type(value).__qualname__}")
+    headers = cast("Mapping[object, object]", options.get("headers") or {})
+    for name, value in headers.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise ConfigurationError(f"headers must contain strings, got {name!r} of type {type(value).__qualname__}")
+    key = options.get("api_key")
+    if not (key is None or isinstance(key, str) or callable(key)):
+        raise ConfigurationError(f"api_key must be a string or a function returning it, got {type(key).__qualname__}")
     option = options.get
     base_url, http_client, transport = option("base_url"), option("http_client"), option("transport")
     if http_client is not None and transport is not None:
@@ -368,6 +377,10 @@ def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options:
     )
 
 
+def _is_list_of_strings(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(each, str) for each in cast("Sequence[object]", value))
+
+
 def _text_rules(
     preset: Preset, thought_tags: bool | Sequence[str] | None, keep_thoughts: bool, sanitize: bool | None
 ) -> TextRules:
@@ -376,9 +389,11 @@ def _text_rules(
     elif isinstance(thought_tags, bool):
         names = (preset.thought_tags or THOUGHT_TAGS) if thought_tags else ()
     else:
-        names = (thought_tags,) if isinstance(thought_tags, str) else tuple(thought_tags)
+        names = (thought_tags,) if isinstance(thought_tags, str) else thought_tags
+        if not _is_list_of_strings(names):
+            raise ConfigurationError(f"thought_tags must be True, False or a list of tag names, got {thought_tags!r}")
     strip = preset.strip if sanitize is None else ()
     if sanitize:
         strip = preset.strip or TEMPLATE_TOKENS
     first = preset.thinks_first and bool(names)
-    return TextRules(thought_tags=names, thinks_first=first, keep_thoughts=keep_thoughts, strip=strip)
+    return TextRules(thought_tags=tuple(names), thinks_first=first, keep_thoughts=keep_thoughts, strip=strip)

@@ -73,8 +73,15 @@ async def list_pending(log: EventLog, **query: Unpack[PendingQuery]) -> list[Pen
 
     Raises:
         ConfigurationError: If `limit` is less than one.
+        TypeError: If a filter is unknown.
         UnknownRun: If the run `after` does not exist.
     """
+    for name in query.keys() - PendingQuery.__annotations__.keys():
+        # Imported lazily, because correct programs do not need it.
+        from rxloop._names import explain_argument
+
+        remedy = explain_argument("list_pending", (), name, PendingQuery.__annotations__)
+        raise TypeError(f"list_pending() got an unknown argument {name!r}; {remedy}")
     filters: dict[str, Any] = {**query}
     limit, after = filters.pop("limit", None), filters.pop("after", None)
     if limit is not None and limit < 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rxloop.errors import ConfigurationError
+
 
 class ExplainedAttributes:
     """Base class of objects whose errors for unknown attributes contain a remedy."""
@@ -34,6 +36,16 @@ def make_attribute_error(cls: type, name: str) -> AttributeError:
         remedy = explain_name([f"{base.__name__}." for base in cls.__mro__], name, names)
         message = f"{message}; {remedy}" if remedy else message
     return AttributeError(message)
+
+
+def check_method(argument: str, value: object, method: str, expected: str) -> None:
+    """Check that an object has a method.
+
+    Raises:
+        ConfigurationError: The method is missing. The message contains the argument, what was expected, and the value.
+    """
+    if isinstance(value, type) or not callable(getattr(value, method, None)):
+        raise ConfigurationError(f"{argument} must be {expected}, got {value!r}")
 
 
 def explain_attribute(error: BaseException) -> BaseException:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import FunctionType
+from typing import Any
 
 from reactivex import Observable
 
-from rxloop.errors import PipelineError, RxloopError
+from rxloop.errors import ConfigurationError, PipelineError, RxloopError
 from rxloop.pipeline.requests import Operator, OperatorDeps, Signal
-from rxloop.stream.stream import PARTS
+from rxloop.stream.stream import PARTS, VIEW
 from rxloop.support.foreign_errors import to_error
 
 
@@ -27,7 +28,12 @@ def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
 
     Args:
         operators: Operators of the loop. Without any, the result passes all signals through.
+
+    Raises:
+        ConfigurationError: An argument is not an operator of the loop.
     """
+    for index, part in enumerate(operators):
+        check_loop_operator(f"operator {index}", part)
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         for part in operators:
@@ -44,6 +50,21 @@ def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
     operator.__qualname__ = ", ".join(map(describe, operators)) or "nothing"
     operator.__dict__[PARTS] = operators
     return operator
+
+
+def check_loop_operator(argument: str, operator: Any) -> None:
+    """Check that an argument is an operator of the loop, and not a list or a view.
+
+    Raises:
+        ConfigurationError: It is none. The message contains a remedy.
+    """
+    expected = "an operator, such as op.call_model()" if not callable(operator) else None
+    if isinstance(operator, list | tuple):
+        expected = "an operator, not a list; unpack it as in [*op.standard()]"
+    elif (view := getattr(operator, VIEW, None)) is not None:
+        expected = f"an operator, not a view; use run.pipe({view}(...))"
+    if expected is not None:
+        raise ConfigurationError(f"{argument} must be {expected}, got {operator!r}")
 
 
 def parts(operators: Iterable[Operator]) -> Iterator[Operator]:

@@ -11,6 +11,7 @@ from rxloop.pipeline.sent.texts import mark_origin
 from rxloop.pipeline.time_limits import limit_time
 from rxloop.protocol.messages import Message
 from rxloop.stream.sources import from_awaitable
+from rxloop.support.misuse import check_method
 
 
 def workspace(source: Workspace) -> Operator[object]:
@@ -29,7 +30,11 @@ def workspace(source: Workspace) -> Operator[object]:
 
     Args:
         source: The workspace. It is rendered before each model call.
+
+    Raises:
+        ConfigurationError: The source has no method `render`.
     """
+    check_method("source", source, "render", "a workspace, such as rxloop.context.TextWorkspace('text')")
 
     def answer(request: ModelRequest) -> Observable[Signal] | ModelRequest:
         # Lazy import, because workspaces are rarely used.
