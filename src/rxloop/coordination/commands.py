@@ -201,7 +201,8 @@ async def send_goals(event_log: EventLog, task_id: str, changes: Sequence[GoalCh
     snapshot = await answers.read_snapshot(event_log, task_id)
     _check_accepts_messages(snapshot)
     state = snapshot.state
-    if (goals := state.goals) is None:
+    goals = state.goals
+    if goals is None:
         goals = (await conversation(event_log, snapshot.record.conversation, before=task_id)).goals or ()
     pending = apply_commands(task_id, state.replace(goals=goals), _find_accepted_commands(snapshot), warn=False)
     updates = [event.goals for event in pending.events if isinstance(event, GoalsUpdatedEvent)]

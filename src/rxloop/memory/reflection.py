@@ -72,7 +72,8 @@ def make_agent(memory: NoteAccess, model: Provider | str, log: EventLog, tokens:
                 await asyncio.sleep(_RETRY)
                 continue
             try:
-                if is_first := await _find_working(log, owner, task_id) is None:
+                is_first = await _find_working(log, owner, task_id) is None
+                if is_first:
                     yield MemoryRecalledEvent(note_ids=[], reflection=True)
                     await ctx.port.durable()
             finally:

@@ -289,7 +289,8 @@ class HTTPModel:
         return complete
 
     def _key_of_preset(self) -> str | KeySource | None:
-        if (key := self.preset.key()) is not None or self.preset.key_source is None:
+        key = self.preset.key()
+        if key is not None or self.preset.key_source is None:
             return key
         self._api_key = self.preset.key_source()
         return self._api_key

@@ -326,7 +326,8 @@ class Runtime(ExplainedAttributes):
             RuntimeClosed: The runtime was not entered or is draining.
         """
         self._check_open()
-        self._get_agent((record := await self.get_record(task_id)).agent_name)
+        record = await self.get_record(task_id)
+        self._get_agent(record.agent_name)
         accompanying = () if messages is None else to_messages(messages)
         await wait_stored(self.log, task_id)
         secret = await send_answer(self.log, task_id, inputs, messages=accompanying, executes_here=self._queue is None)

@@ -92,8 +92,9 @@ class Hub:
         return "" if message is None else message.reasoning()
 
     def _deliver(self, event: Event) -> None:
-        observers = self._observers + self._durable_observers if (durable := event.durable) else self._observers
-        if durable:
+        observers = self._observers
+        if event.durable:
+            observers += self._durable_observers
             self._retain_event(event)
         else:
             key = (event.task_id, slot_name(event) if type(event) is ToolProgressEvent else event.step)

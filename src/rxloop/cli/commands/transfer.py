@@ -204,7 +204,8 @@ def _check_event(event: Event, previous: list[Event], location: str) -> None:
 
 
 def _is_public(events: Sequence[Event]) -> bool:
-    return bool(events) and isinstance(first := events[0], TaskEvent) and first.public_form
+    first = events[0] if events else None
+    return isinstance(first, TaskEvent) and first.public_form
 
 
 def _make_placeholders(previous: Event, seq: int) -> list[Event]:

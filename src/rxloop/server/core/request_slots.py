@@ -90,11 +90,11 @@ class RequestSlots:
         A client that sends large bodies over many connections would otherwise occupy the event loop with reading.
         """
         now = asyncio.get_running_loop().time()
-        while self._read_until and self._read_until[oldest := next(iter(self._read_until))] < now:
-            del self._read_until[oldest]
+        _drop_old(self._read_until, now)
         until = max(self._read_until.pop(principal_id, now), now) + size / BODY_RATE
         self._read_until[principal_id] = until
-        if (pause := until - now - BODY_BURST / BODY_RATE) > 0 and not self._is_alone(principal_id):
+        pause = until - now - BODY_BURST / BODY_RATE
+        if pause > 0 and not self._is_alone(principal_id):
             await asyncio.sleep(pause)
 
     def release(self, principal_id: str, count: int, seconds: float) -> None:
@@ -102,8 +102,7 @@ class RequestSlots:
         loop = asyncio.get_running_loop()
         self._released.pop(principal_id, None)
         self._released[principal_id] = now = loop.time()
-        while self._released[oldest := next(iter(self._released))] + ACTIVE_SECONDS < now:
-            del self._released[oldest]
+        _drop_old(self._released, now - ACTIVE_SECONDS)
         others = len(self._released.keys() | self._running.keys()) - 1
         pause = min(seconds * min(others, MAX_PAUSES), MAX_PAUSE)
         if pause and principal_id in self._waiting:
@@ -128,8 +127,7 @@ class RequestSlots:
     def has_abandoned(self, principal_id: str) -> bool:
         """Return True if a client of the principal abandoned a request in the last second."""
         now = asyncio.get_running_loop().time()
-        while self._abandoned and self._abandoned[oldest := next(iter(self._abandoned))] + ACTIVE_SECONDS < now:
-            del self._abandoned[oldest]
+        _drop_old(self._abandoned, now - ACTIVE_SECONDS)
         return principal_id in self._abandoned
 
     def _is_alone(self, principal_id: str) -> bool:
@@ -217,3 +215,12 @@ async def check_connected() -> None:
     request = _REQUEST.get()
     if request is not None and await request.is_disconnected():
         raise Refused(499, "disconnected", "the client disconnected before its request was processed")
+
+
+def _drop_old(times: dict[str, float], before: float) -> None:
+    """Remove the first entries that are older than `before`."""
+    while times:
+        oldest = next(iter(times))
+        if times[oldest] >= before:
+            return
+        del times[oldest]
