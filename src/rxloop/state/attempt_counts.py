@@ -34,9 +34,9 @@ def count_attempt(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
 
 def count_progress(state: RunState, event: Event) -> dict[str, Any]:
     """Return the changes of the counters if the event is progress."""
-    if not is_progress(event):
-        return {}
     is_stable = event.timestamp - state.attempt_began >= _STABLE_MS
+    if not (state.tries or is_stable) or not is_progress(event):
+        return {}
     return {"tries": 0, "starts": 0} if is_stable else {"tries": 0}
 
 

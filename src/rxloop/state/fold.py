@@ -70,12 +70,12 @@ def fold(state: RunState, event: Event) -> RunState:
     fields = mutable_fields(event)
     if COMMAND_ID in fields["metadata"]:
         state = state.replace(last_command=find_last_command(state, event))
-    changes: dict[str, Any] = {"seq": fields["seq"] or state.seq}
+    values = vars(state) | {"seq": fields["seq"] or state.seq}
     if handler is not None:
-        changes |= handler(state, event)
+        values |= handler(state, event)
     if state.starts and type(event) in _WORK:
-        changes |= count_progress(state, event)
-    return make_state(vars(state) | changes)
+        values |= count_progress(state, event)
+    return make_state(values)
 
 
 def fold_other_branch(state: RunState, event: Event) -> RunState:
