@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, NamedTuple, cast
 
 from rxloop.pipeline.host import get_host
@@ -71,32 +72,38 @@ class RequestRecorder:
             newest, changes, texts = record_messages(request, state, sent)
             record = _make_record(**frame.fields, **changes, texts=sent.select_new({**frame.texts, **texts}))
             sizes = [one + other for one, other in zip(frame.sizes, newest.sizes, strict=True)]
-        event = self._make_event(request, problems, sizes, record if sent.is_recorded else None)
+        event = self._make_event(request, frame, problems, sizes, record if sent.is_recorded else None)
         if record is not frame.record and sent.is_recorded:
             sent.pending = event, frame, newest
         return event
 
     def _make_event(
-        self, request: ModelRequest, problems: Sequence[str], sizes: list[int], record: RequestRecord | None
+        self,
+        request: ModelRequest,
+        frame: RequestFrame,
+        problems: Sequence[str],
+        sizes: list[int],
+        record: RequestRecord | None,
     ) -> LLMCallEvent:
         optional: dict[str, Any] = {"problems": list(problems)} if problems else {}
-        if request.settings.model_fields_set:
-            optional["settings"] = _select_settings(request.settings)
+        if frame.shown_settings is not None:
+            optional["settings"] = frame.shown_settings
         model, iteration, total = request.ctx.model, request.iteration, sum(sizes)
         estimate = total // CHARACTERS_PER_TOKEN if request.estimate is None else request.estimate
         if self._window[0] is not model:
             self._window = model, _find_window(model)
+        name = model.name
         # Custom providers, strategies and counters may use unsupported types.
         is_count = estimate.__class__ is int and 0 <= estimate <= MAX_INTEGER
-        is_plain = is_count and iteration.__class__ is int and model.name.__class__ is str and model.name.isascii()
+        is_plain = is_count and iteration.__class__ is int and name.__class__ is str and name.isascii()
         make = _llm_call if is_plain and not optional else LLMCallEvent
         return make(
             step=request.step,
             branch=request.branch,
             iteration=iteration,
-            model=model.name,
-            message_count=len(request.system) + len(request.messages) + len(request.tail),
-            tool_count=len(request.tools),
+            model=name,
+            message_count=frame.layer_count + len(request.messages),
+            tool_count=frame.tool_count,
             estimated_input_tokens=estimate,
             parts=_divide(estimate, total, sizes) if is_count else None,
             window=self._window[1],
@@ -119,7 +126,8 @@ class RequestRecorder:
             texts[digest] = schema
         if request.settings.model_fields_set and (settings := _select_other_settings(request.settings)):
             fields["settings"] = settings
-        return RequestFrame(request, fields, _make_record(**fields), texts, sizes)
+        shown_settings = _select_settings(request.settings) if request.settings.model_fields_set else None
+        return RequestFrame(request, fields, _make_record(**fields), texts, sizes, shown_settings)
 
     def _encode_tools(self, tools: tuple[ToolDefinition, ...]) -> _EncodedTools:
         if tools is not self._tools:
@@ -193,9 +201,9 @@ def _divide(estimate: int, total: int, sizes: Sequence[int]) -> PartTokens:
     """Divide the estimate among the parts in proportion to their sizes. The sum is exact."""
     tokens: dict[str, int] = {}
     rest = estimate
-    for name, size in zip(PARTS, sizes, strict=True):
-        if size:
-            tokens[name] = part = rest * size // total
-            rest -= part
-            total -= size
+    # Most requests have only three parts.
+    for name, size in compress(zip(PARTS, sizes, strict=True), sizes):
+        tokens[name] = part = rest * size // total
+        rest -= part
+        total -= size
     return _make_tokens(**tokens)

@@ -19,7 +19,8 @@ class RequestFrame:
     """Request without its history messages, and its record."""
 
     __slots__ = (
-        *("fields", "is_stored", "record", "response_schema", "settings", "sizes", "system", "tail", "texts", "tools"),
+        *("fields", "is_stored", "layer_count", "record", "response_schema", "settings", "shown_settings", "sizes"),
+        *("system", "tail", "texts", "tool_count", "tools"),
     )
 
     def __init__(
@@ -29,9 +30,13 @@ class RequestFrame:
         record: RequestRecord,
         texts: dict[str, Any],
         sizes: list[int],
+        shown_settings: dict[str, Any] | None,
     ) -> None:
         self.system, self.tail, self.tools = request.system, request.tail, request.tools
         self.settings, self.response_schema = request.settings, request.response_schema
+        self.layer_count, self.tool_count = len(request.system) + len(request.tail), len(request.tools)
+        self.shown_settings = shown_settings
+        """Settings in the field `settings` of the event, or None."""
         self.fields = fields
         """Fields of the record."""
         self.record = record
