@@ -391,10 +391,12 @@ class RunContext(ExplainedAttributes, Generic[D_co]):
     def bind(self, **changes: Unpack[ContextChanges]) -> RunContext[D_co]:
         """Return a copy with changed fields, for another call, step or branch."""
         # Every iteration calls this several times, and `replace` is five times slower.
-        if not changes.keys() <= vars(self).keys():
+        fields = vars(self) | changes
+        if len(fields) > len(vars(self)):
             raise TypeError(f"RunContext has no {', '.join(sorted(changes.keys() - vars(self).keys()))}")
         ctx = object.__new__(type(self))
-        fields = vars(ctx)
-        fields.update(vars(self))
-        fields.update(changes)
+        _set_fields(ctx, fields)
         return ctx
+
+
+_set_fields: Callable[[RunContext[Any], dict[str, Any]], None] = vars(RunContext)["__dict__"].__set__
