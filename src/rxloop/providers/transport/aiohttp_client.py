@@ -308,7 +308,7 @@ class AiohttpAnswer:
 def _limit_reads(transport: Any, max_bytes: int) -> None:
     """Limit the size of a read, because the parser handles all data of one read at once."""
     # Some event loops have no such limit.
-    with suppress(AttributeError):
+    if hasattr(transport, "max_size"):
         transport.max_size = max_bytes
 
 
