@@ -351,7 +351,7 @@ class Attempt:
     def is_waiting(self, state: RunState) -> bool:
         """Return True if a question of the branch with this state must be answered before the run can continue."""
         asked = self.questions.read
-        return any(
+        return bool(state.pending) and any(
             question.call is not None or question.task_id is not None or input_id in asked
             for input_id, question in state.pending.items()
         )
@@ -389,10 +389,8 @@ class Attempt:
             log.warning("Call %s of step %s was requested twice, executing it once", slot[1], slot[0])
             return False
         state = self.recorder.states.get(request.ctx.branch)
-        batch = state.batch if state is not None else None
-        index = batch.find_index(slot[1]) if batch is not None and batch.step == slot[0] else -1
-        is_open = batch is not None and batch.is_open(index) and batch.calls[index].id == request.call.id
-        if not is_open and not self.info.budget.has_unpublished_call(*slot):
+        call = state.batch.find_open(*slot) if state is not None and state.batch is not None else None
+        if (call is None or call.id != request.call.id) and not self.info.budget.has_unpublished_call(*slot):
             self.lifetime.finish(make_unknown_call_error(request))
             return False
         self.claimed_slots.add(slot)

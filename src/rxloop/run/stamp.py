@@ -233,12 +233,14 @@ def _check_result(state: RunState, event: ToolCompleteEvent) -> str | None:
 
 
 def _check_slot(state: RunState, event: ToolStartEvent | ToolProgressEvent | ToolCompleteEvent) -> str | None:
-    batch = state.batch
-    if batch is not None and batch.step == event.step and batch.is_open(index := batch.find_index(event.index)):
-        if batch.calls[index].id == event.call.id:
-            return None
+    call = None if state.batch is None else state.batch.find_open(event.step, event.index)
+    if call is None:
+        return (
+            f"{event.kind} for call {event.index} of step {event.step}, which was already completed or never requested"
+        )
+    if call.id != event.call.id:
         return f"{event.kind} for call {event.index} of step {event.step} with the id of another call"
-    return f"{event.kind} for call {event.index} of step {event.step}, which was already completed or never requested"
+    return None
 
 
 def _check_answer(state: RunState, event: InputReceivedEvent) -> str | None:

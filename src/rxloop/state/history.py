@@ -282,6 +282,14 @@ class Batch:
         """Return True if a call is unanswered."""
         return 0 <= index < len(self.message.tool_calls) and index not in self.answers
 
+    def find_open(self, step: str | None, position: int) -> ToolCall | None:
+        """Return an unanswered call by its step and its index in events, or None."""
+        index = self.find_index(position) if self.left_out else position
+        calls = self.message.tool_calls
+        if step != self.step or not 0 <= index < len(calls) or index in self.answers:
+            return None
+        return calls[index]
+
     def find_index(self, position: int) -> int:
         """Convert a call's index in events to its index in `calls`, or return -1 if the call is hidden."""
         if not self.left_out:
