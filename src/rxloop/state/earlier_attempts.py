@@ -149,6 +149,8 @@ class EarlierAttempts:
             slot: Call.
             idempotent: Whether the tool can be called again safely.
         """
+        if slot not in self.interrupted and not self.started_calls:
+            return None
         key = make_idempotency_key(task_id, slot)
         is_started = slot in self.interrupted or key in self.started_calls
         is_repeatable = idempotent and self.started_calls.get(key, key) is not None

@@ -68,8 +68,8 @@ def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
 
 
 def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Signal]:
-    host = get_host(request.ctx)
-    earlier = host.earlier.results.get(request.slot)
+    host, slot = get_host(request.ctx), request.slot
+    earlier = host.earlier.results.get(slot)
     if earlier is not None:
         return emit(earlier)
     if not host.claim(request):
@@ -86,7 +86,7 @@ def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Si
     if request.call.error is not None:
         text = f"{request.call.error}. Call {request.call.name} again with valid JSON."
         return emit(request.refuse(text, code="invalid_arguments"))
-    reason = host.earlier.explain_no_repeat(request.ctx.task_id, request.slot, idempotent=tool.idempotent)
+    reason = host.earlier.explain_no_repeat(request.ctx.task_id, slot, idempotent=tool.idempotent)
     if reason is not None:
         return emit(request.refuse(reason, code="interrupted"))
 
