@@ -306,7 +306,7 @@ class ThoughtGraph:
     def _in_earlier_run(self, name: str, index: int) -> int | None:
         """Return the most recent matching index from an earlier run in the same conversation."""
         store = self._store
-        named = store.named.get((store.conversations[index], name), [])
+        named = store.find_named(store.conversations[index], name)
         run = store.messages[index][0]
         before = (named[at] for at in range(bisect_left(named, index) - 1, -1, -1))
         return next((other for other in before if store.messages[other][0] != run), None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 from rxloop.protocol.events import Event, SubtaskEvent, ThoughtStreamEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.thinking.graph.formats import Node
@@ -15,7 +13,7 @@ Conversation = tuple[str, str | None]
 class Store:
     """Append-only store shared by all graph versions. Each version uses a prefix."""
 
-    __slots__ = ("conversations", "indices", "messages", "named", "nested", "nodes", "thoughts")
+    __slots__ = ("_named", "_named_count", "conversations", "indices", "messages", "nested", "nodes", "thoughts")
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -28,8 +26,9 @@ class Store:
         """Conversation of each node's run."""
         self.indices: dict[tuple[str, str], list[int]] = {}
         """Possible targets of references to an id within a run."""
-        self.named: dict[tuple[Conversation, str], list[int]] = {}
-        """Possible targets of references to earlier runs of a conversation."""
+        self._named: dict[tuple[Conversation, str], list[int]] = {}
+        self._named_count = 0
+        """Number of nodes in `_named`, which is only filled when a thought refers to an earlier run."""
         self.nested: dict[str, int] = {}
         """Tool calls that started nested runs, by the id of the nested run."""
 
@@ -47,28 +46,41 @@ class Store:
         self.nodes.append(node)
         self.messages.append(message)
         self.conversations.append(conversation)
-        names = {get_id(node)}
         if isinstance(node, ThoughtStreamEvent):
             self.thoughts.append(index)
-            if node.tool_call_id is not None:
-                names.add(node.tool_call_id)
-        for name in names:
+        for name in _list_names(node):
             self.indices.setdefault((message[0], name), []).append(index)
-            if conversation[0]:
-                self.named.setdefault((conversation, name), []).append(index)
+
+    def find_named(self, conversation: Conversation, name: str) -> list[int]:
+        """Return the possible targets of a reference to earlier runs of a conversation."""
+        for index in range(self._named_count, len(self.nodes)):
+            key = self.conversations[index]
+            for each in _list_names(self.nodes[index]) if key[0] else ():
+                self._named.setdefault((key, each), []).append(index)
+        self._named_count = len(self.nodes)
+        return self._named.get((conversation, name), [])
 
     def find_call(self, event: Event, call_id: str | None, length: int) -> int | None:
         """Find a call that was requested by the same message as an event."""
-        indices = self.indices.get((event.task_id, call_id or ""), [])
         message = (event.task_id, event.step)
-        calls = (index for index in indices[: bisect_left(indices, length)] if self.messages[index] == message)
-        return next((index for index in calls if isinstance(self.nodes[index], ToolCall)), None)
+        for index in self.indices.get((event.task_id, call_id or ""), ()):
+            if index < length and self.messages[index] == message and isinstance(self.nodes[index], ToolCall):
+                return index
+        return None
 
     def add_nested_run(self, event: SubtaskEvent, length: int) -> None:
         """Store the call that started a nested run."""
         call = self.find_call(event, event.tool_call_id, length)
         if call is not None:
             self.nested[event.subtask_id] = call
+
+
+def _list_names(node: Node) -> list[str]:
+    """Return the ids by which thoughts refer to a node."""
+    name = get_id(node)
+    if isinstance(node, ThoughtStreamEvent) and node.tool_call_id not in (None, name):
+        return [name, node.tool_call_id]
+    return [name]
 
 
 def get_id(node: Node) -> str:
