@@ -131,3 +131,14 @@ async def test_actions_of_another_thread_do_not_delay_later_actions() -> None:
     rx.just(1).subscribe(scheduler=scheduler)
     await asyncio.sleep(0)
     assert Recorder(rx.just(1), scheduler=scheduler).events == [1]
+
+
+async def test_actions_after_several_pauses_are_executed() -> None:
+    ended = asyncio.Event()
+    numbers: list[int] = []
+    # The operators schedule two actions per value, and replace the disposable of the previous one afterwards.
+    source = rx.repeat_value(1, 25_000)
+    source.subscribe(numbers.append, on_completed=ended.set, scheduler=make_scheduler())
+    async with asyncio.timeout(30):
+        await ended.wait()
+    assert len(numbers) == 25_000

@@ -23,7 +23,7 @@ from rxloop.run.lifecycle import start
 from rxloop.run.lifetime import Canceled, Released
 from rxloop.state.fold import fold_all
 from rxloop.stream.back_pressure import Gate
-from rxloop.stream.rx import get_running_loop
+from rxloop.stream.scope import get_running_loop
 from rxloop.support.tasks import wait_all
 from rxloop.support.threads import compute
 

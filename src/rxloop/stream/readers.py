@@ -13,7 +13,8 @@ from reactivex.disposable import CompositeDisposable, SerialDisposable, SingleAs
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.back_pressure import Gates, Overflow, ReadTimeout
-from rxloop.stream.rx import RunScheduler, get_running_loop
+from rxloop.stream.rx import RunScheduler
+from rxloop.stream.scope import get_running_loop
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import Hold, Readable, Reader, Stream, check_reader
 

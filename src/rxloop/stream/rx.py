@@ -16,11 +16,9 @@ from reactivex.disposable import Disposable
 from reactivex.scheduler import CurrentThreadScheduler, HistoricalScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
-from rxloop.errors import RxloopError
 from rxloop.stream.back_pressure import Gates
 from rxloop.stream.scope import Scope, call_outside
 from rxloop.support.foreign_errors import leave_to_loop, to_error
-from rxloop.support.tasks import CLOCK, SystemClock
 
 T = TypeVar("T")
 
@@ -247,30 +245,6 @@ def _ignore_end() -> None:
 S = TypeVar("S")
 
 
-def get_running_loop(user: str, remedy: str = "use it in async code") -> asyncio.AbstractEventLoop:
-    """Return the event loop of this thread.
-
-    Args:
-        user: Description of the caller, used in errors.
-        remedy: What to do in a program without a running event loop, used in errors.
-
-    Raises:
-        RxloopError: No event loop is running in this thread.
-    """
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        remedy = _VIRTUAL_TIME if not isinstance(CLOCK.get(), SystemClock) else f"{remedy}. {_THREADS}"
-        raise RxloopError(f"{user} needs a running event loop of asyncio (trio is not supported); {remedy}") from None
-
-
-_VIRTUAL_TIME = "inside virtual_time() as time, subscribe in a function that is passed to time.at(0, ...)"
-_THREADS = (
-    "In a thread without a loop, such as that of a GUI or of a pool, subscribe in the thread of the loop: "
-    "stream.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
-)
-
-
 _ACTIONS_PER_TURN = 10_000
 """Maximum number of immediate actions before the event loop gets a turn."""
 _PAUSE = 0.001
@@ -335,8 +309,18 @@ class RunScheduler(AsyncIOScheduler):
                 self._is_turn_requested = True
                 self._loop.call_soon(self._start_turn)
             if self._immediate > _ACTIONS_PER_TURN:
-                return self.schedule_relative(_PAUSE, action, state)
+                return self._pause(action, state)
         return CurrentThreadScheduler.singleton().schedule(action, state)
+
+    def _pause(self, action: abc.ScheduledAction[S], state: S | None) -> abc.DisposableBase:
+        """Run an action in a later turn of the event loop."""
+
+        def resume(_: abc.SchedulerBase, state: S | None = None) -> abc.DisposableBase:
+            # On the trampoline. Otherwise, operators would dispose the action that follows the next pause, because they
+            # replace the previous action after `schedule` has returned.
+            return CurrentThreadScheduler.singleton().schedule(action, state)
+
+        return self.schedule_relative(_PAUSE, resume, state)
 
     def _start_turn(self) -> None:
         self._immediate = 0

@@ -9,7 +9,9 @@ from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Protocol, Self, TypeVar
 
+from rxloop.errors import RxloopError
 from rxloop.stream.back_pressure import Gate
+from rxloop.support.tasks import CLOCK, SystemClock
 
 T = TypeVar("T")
 
@@ -335,3 +337,27 @@ def call_outside(function: Callable[..., T], *arguments: Any) -> T:
 def log_failure(error: Exception) -> None:
     """Log an unhandled error."""
     log.error("A task outside of all runs failed", exc_info=error)
+
+
+def get_running_loop(user: str, remedy: str = "use it in async code") -> asyncio.AbstractEventLoop:
+    """Return the event loop of this thread.
+
+    Args:
+        user: Description of the caller, used in errors.
+        remedy: What to do in a program without a running event loop, used in errors.
+
+    Raises:
+        RxloopError: No event loop is running in this thread.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        remedy = _VIRTUAL_TIME if not isinstance(CLOCK.get(), SystemClock) else f"{remedy}. {_THREADS}"
+        raise RxloopError(f"{user} needs a running event loop of asyncio (trio is not supported); {remedy}") from None
+
+
+_VIRTUAL_TIME = "inside virtual_time() as time, subscribe in a function that is passed to time.at(0, ...)"
+_THREADS = (
+    "In a thread without a loop, such as that of a GUI or of a pool, subscribe in the thread of the loop: "
+    "stream.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
+)

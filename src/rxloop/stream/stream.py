@@ -14,7 +14,8 @@ from reactivex.disposable import CompositeDisposable, Disposable
 from rxloop.errors import ConfigurationError
 from rxloop.stream.back_pressure import Gate, Overflow, ReadBuffer
 from rxloop.stream.cancelled_reads import observe_reading_task, release_frames, release_frames_if_cancelled
-from rxloop.stream.rx import RunScheduler, get_running_loop
+from rxloop.stream.rx import RunScheduler
+from rxloop.stream.scope import get_running_loop
 from rxloop.stream.sources import select_events
 
 
@@ -52,7 +53,6 @@ JOINS = "rxloop_joins"
 
 HANDLING = "rxloop_handling"
 """Loop operator attribute for handled requests."""
-
 PARTS = "rxloop_parts"
 """Loop operator attribute for composed operators."""
 
