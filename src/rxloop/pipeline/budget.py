@@ -27,6 +27,9 @@ class Budget:
         """Count a request for a recorded step, and return the recorded answer."""
         return answer
 
+    def end_flood(self, count: int) -> None:
+        """End the run, because an operator has received more requests than it may answer at once."""
+
     def note_unpublished(self, event: Event) -> None:
         """Remember an event that operators have not passed to the run yet."""
 

@@ -7,15 +7,12 @@ from typing import Any, Generic, TypeVar
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.loop.checks import declare_handler
+from rxloop.operators.loop import checks
 from rxloop.pipeline.active_call import Permit, Permits
 from rxloop.pipeline.requests import Operator, Request, Signal
 from rxloop.stream.rx import ColdObservable, Connections, PipelineStopped, connect, dispose_on_error
 
 R = TypeVar("R", bound=Request[Any])
-
-_MAX_LATE = 2_000
-"""Maximum number of late requests, after which an exception stops a source that does not end by itself."""
 
 
 def answer_requests(
@@ -64,7 +61,7 @@ def answer_with_permits(
         return ColdObservable(subscribe)
 
     operator.__qualname__ = f"answer_requests({request_type.__name__})"
-    return declare_handler(operator, request_type)
+    return checks.declare_handler(operator, request_type)
 
 
 class _AnswerSubscription(Generic[R]):
@@ -118,6 +115,8 @@ class _AnswerSubscription(Generic[R]):
         elif self._permits is not None and not self._permits.available:
             if self._waiting is None:
                 self._waiting = deque()
+            if len(self._waiting) >= checks.MAX_UNANSWERED:
+                checks.stop_flood(signal)
             self._waiting.append(signal)
         else:
             self._start(signal)
@@ -126,9 +125,11 @@ class _AnswerSubscription(Generic[R]):
         if self._connections.disposed:
             # We cannot dispose a source that emits inside `subscribe`.
             self._late += 1
-            if self._late > _MAX_LATE:
+            if self._late > checks.MAX_LATE:
                 raise PipelineStopped
             return
+        if self._active >= checks.MAX_UNANSWERED:
+            checks.stop_flood(request)
         permit = None if self._permits is None else Permit(self._permits, self._advance, self._end)
         try:
             inner = self._answer(request, permit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from rxloop.errors import ConfigurationError, ContextLengthExceeded, MediaRefused, PipelineError, ProviderProtocolError
 from rxloop.operators.loop.compose import describe, parts
@@ -12,12 +12,18 @@ from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Reque
 from rxloop.protocol.events import Event, LLMFailedEvent
 from rxloop.protocol.finish import KNOWN, MALFORMED_REASON, explain_end
 from rxloop.state.run_state import RunState, needs_change
+from rxloop.stream.rx import PipelineStopped
 from rxloop.stream.stream import HANDLING
 from rxloop.support.foreign_errors import find_sender
 
 O = TypeVar("O", bound=Operator)  # noqa: E741
 
 MAX_PRESSURE = 3
+MAX_LATE = 2_000
+"""Maximum number of requests that an operator ignores after its end. An exception then stops an endless source."""
+MAX_UNANSWERED = 10_000
+"""Maximum number of active answers of an operator, and of requests that wait for their turn. It exceeds the number of
+calls that fit into a message of a model."""
 _ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolRequest: "op.run_tools()"}
 NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
 
@@ -194,6 +200,12 @@ def make_restart_error(count: int, loop: str) -> PipelineError:
         f"an operator has sent requests or restarted the loop {count} times without progress; limit its repetitions, "
         f"as in rx.retry(3) or rx.repeat(3); the loop is {loop}"
     )
+
+
+def stop_flood(request: Request) -> NoReturn:
+    """End the run, because an operator receives more requests than it can answer, and stop their sender."""
+    request.ctx.info.budget.end_flood(MAX_UNANSWERED)
+    raise PipelineStopped
 
 
 def make_unknown_call_error(request: ToolRequest) -> PipelineError:

@@ -157,6 +157,12 @@ class WorkBudget(Budget):
         self._steps += 1
         return self._take_turn(answer)
 
+    @override
+    def end_flood(self, count: int) -> None:
+        self._lifetime.finish(make_restart_error(count, self._describe_loop()))
+        # The exception that stops the sender may prevent the subscription, so that disposing it stops no answer.
+        self._scope.call_soon(self._scope.stop)
+
     @property
     def _max_replays(self) -> int:
         return _MAX_RESTARTS * (len(self._recorder.earlier.messages) + 10)
