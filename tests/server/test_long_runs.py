@@ -17,6 +17,7 @@ from rxloop.server.core import computations
 from rxloop.server.core.account import Account
 from rxloop.state import earlier_attempts
 from rxloop.storage import conversation
+from rxloop.stream.hub import Hub
 from rxloop.support.threads import run_in_thread
 from rxloop.testing import ScriptedModel
 from rxloop.thinking.graph import ThoughtGraph
@@ -141,6 +142,32 @@ async def test_request_for_a_long_run_counts_as_a_stream(path: str) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many")
     assert refused.headers["retry-after"]
     assert accepted.status_code == 200
+
+
+async def test_copied_events_of_a_fork_are_published_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, turns, turn = MemoryEventLog(), list[int](), 0
+    await store_long_run(log, steps=240)
+    publish = Hub.publish
+
+    def record_turn(hub: Hub, event: Event) -> None:
+        turns.append(turn)
+        publish(hub, event)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Hub, "publish", record_turn)
+    agent = Agent(ScriptedModel("Found."), name="searcher", log=log, limits=Limits(iterations=500))
+    counter = asyncio.create_task(count_turns())
+    run = agent.fork("long", at=1_192)
+    seqs = [event.seq async for event in run if event.durable]
+    counter.cancel()
+    assert seqs == [*range(1, len(seqs) + 1)]
+    assert len(turns) > 1_192
+    assert max(turns.count(each) for each in {*turns}) <= 200
 
 
 async def test_long_run_is_folded_outside_of_the_event_loop_when_it_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ Close = Callable[[Attempt], Awaitable[None]]
 
 _RELEASE_SECONDS = 2.0
 """Seconds a run normally needs to release its lease after logging its last event."""
+_EVENTS_PER_TURN = 200
+"""Number of copied events to publish before other tasks can run."""
 _POLL_INTERVAL = 0.02
 """Seconds to wait before retrying to acquire a lease about to be released."""
 
@@ -272,8 +274,10 @@ async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
                 f"run {run} was resumed elsewhere at the same time and continues there; nothing was changed here. Use "
                 f"follow(log, {run!r}) to read its events, or call agent.resume() later to get its result"
             ) from error
-    for event in (*attempt.earlier_events, *recorded):
+    for count, event in enumerate((*attempt.earlier_events, *recorded), 1):
         recorder.hub.publish(event)
+        if count % _EVENTS_PER_TURN == 0:
+            await attempt.lifetime.run_to_completion(partial(asyncio.sleep, 0))
 
 
 async def _is_in_another_conversation(attempt: Attempt) -> bool:

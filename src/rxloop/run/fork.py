@@ -27,6 +27,7 @@ from rxloop.protocol.model import EMPTY_LIST
 from rxloop.state.copied_calls import Call, RunCalls
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.history import Slot
+from rxloop.support.garbage import free_in_parts
 from rxloop.thinking.graph import ThoughtGraph
 from rxloop.tools.client_tool import ClientTool
 from rxloop.tools.result import encode_with_parts, failure_fields, make_parts_field
@@ -82,6 +83,13 @@ class Fork:
                 break
             originals.append(events)
         return originals
+
+    def copy_and_free(self, originals: list[Sequence[Event]], *arguments: Any, **options: Any) -> CopiedRun:
+        """Copy events like `copy`. Then remove the original runs from the list, and free their events in parts."""
+        copied = self.copy(originals, *arguments, **options)
+        while originals:
+            free_in_parts(list(originals.pop()))
+        return copied
 
     def copy(
         self,

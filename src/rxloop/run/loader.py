@@ -319,7 +319,7 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
     before = await conversation(event_log, get_conversation(first), before=fork.task_id)
     attempt.join_conversation(attempt.context_id, first.owner if isinstance(first, TaskEvent) else None)
     copy = partial(
-        fork.copy,
+        fork.copy_and_free,
         originals,
         before.messages,
         task_id=attempt.task_id,

@@ -16,6 +16,19 @@ _FROZEN_BY_PYTHON = 1_000
 """Maximum number of objects that Python itself excludes. Python 3.12 excludes 375 when it starts."""
 
 
+_FREED = 200
+"""Number of objects that are freed at once."""
+
+
+def free_in_parts(objects: list[Any]) -> None:
+    """Remove all objects from a list in small parts.
+
+    Call it in a thread. Freeing a long list of events at once would block all threads for 100 milliseconds.
+    """
+    while objects:
+        del objects[-_FREED:]
+
+
 class _Exclusion:
     """Callback of the garbage collector that excludes the survivors of collections from later ones (`gc.freeze`)."""
 

@@ -18,13 +18,11 @@ from rxloop.protocol.events import Event
 from rxloop.recorded.follow import read_chunks
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.request_slots import check_connected
-from rxloop.support.garbage import ignore_large_data
+from rxloop.support.garbage import free_in_parts, ignore_large_data
 from rxloop.support.threads import Threads, run_in_thread
 
 T = TypeVar("T")
 
-_FREED = 200
-"""Number of events that are freed at once."""
 MAX_BYTES = 64 << 20
 """Maximum size in bytes of the events that a request holds in memory. The events of a memory log do not count."""
 
@@ -139,10 +137,9 @@ class WholeRuns:
         return events
 
     def clear(self) -> None:
-        """Free the events in small parts. Freeing a long list at once would block all threads for 100 ms."""
+        """Free the events in small parts."""
         for events in self._runs:
-            while events:
-                del events[-_FREED:]
+            free_in_parts(events)
 
     async def compute(self, function: Callable[[], T]) -> T:
         """Run a function outside of the event loop.
