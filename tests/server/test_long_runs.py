@@ -12,9 +12,11 @@ from typing_extensions import override
 
 from rxloop import Agent, Event, Limits, MemoryEventLog
 from rxloop.pipeline import records
+from rxloop.recorded import replay
 from rxloop.server import Principal, ServerLimits
 from rxloop.server.core import computations
 from rxloop.server.core.account import Account
+from rxloop.server.http import reads
 from rxloop.state import earlier_attempts
 from rxloop.storage import conversation
 from rxloop.stream.hub import Hub
@@ -168,6 +170,31 @@ async def test_copied_events_of_a_fork_are_published_in_parts(monkeypatch: pytes
     assert seqs == [*range(1, len(seqs) + 1)]
     assert len(turns) > 1_192
     assert max(turns.count(each) for each in {*turns}) <= 200
+
+
+async def test_messages_of_a_long_conversation_are_encoded_outside_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, threads = MemoryEventLog(), list[int]()
+    await store_long_run(log, steps=300)
+
+    def record_thread(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*args, **options)
+
+        monkeypatch.setattr(module, name, watched)
+
+    record_thread(replay, "select_public_messages")
+    record_thread(reads, "MessageList")
+    record_thread(reads, "write_json")
+    async with serve_api(make_clerk(), log=log) as served, make_client(served.url, "root-key") as root:
+        messages = (await root.get("/contexts/talk/messages")).json()["messages"]
+    assert len(messages) == 601
+    assert len(threads) == 3
+    assert threading.get_ident() not in threads
 
 
 async def test_long_run_is_folded_outside_of_the_event_loop_when_it_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,13 @@ from rxloop import Agent, Event, MemoryEventLog, Message, SqliteEventLog, tool
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContextCompressedEvent,
+    MessageAddedEvent,
     StatusUpdateEvent,
     TaskEvent,
     ThoughtStreamEvent,
     UsageEvent,
 )
-from rxloop.protocol.messages import ImagePart, TextPart, ToolCall
+from rxloop.protocol.messages import ImagePart, TextPart, ToolCall, is_private
 from rxloop.state import run_state
 from rxloop.state.history import StoredMessages
 from rxloop.state.run_state import RunState
@@ -313,3 +314,35 @@ async def test_long_conversation_without_folds_does_not_block_the_event_loop(pat
     other.cancel()
     await log.aclose()
     assert iterations >= 2
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_messages_of_a_long_run_are_parsed_in_groups(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    notes = [
+        MessageAddedEvent(role="user", content=f"note,\n{n}", cause="retry" if n % 7 == 0 else "steering")
+        for n in range(998)
+    ]
+    await write_runs(path, make_run(1), make_run(2, *notes), make_run(3))
+    memory = MemoryEventLog()
+    for number, run in enumerate([make_run(1), make_run(2, *notes), make_run(3)], 1):
+        await memory.append(f"run{number}", run, expected_seq=0)
+    expected = await conversation(memory, "c", before="")
+    with monkeypatch.context() as patch:
+        if is_old:
+            patch.setattr(conversations, "_SEPARATOR", b",")
+        assert comparable(await load_conversation(path)) == comparable(expected)
+    parsed, parse = list[int](), conversations._parse_messages
+
+    def count_messages(data: bytes, private: list[int]) -> list[Message]:
+        parsed.append(len(messages := parse(data, private)))
+        return messages
+
+    monkeypatch.setattr(conversations, "_parse_messages", count_messages)
+    state = await load_conversation(path)
+    assert state.messages[500].text == expected.messages[500].text
+    assert parsed == ([1_000] if is_old else [200])
+    assert comparable(state) == comparable(expected)
+    assert list(map(is_private, state.messages)) == list(map(is_private, expected.messages))
+    assert sum(parsed) == len(expected.messages) == 1_004

@@ -25,6 +25,7 @@ from rxloop.storage.log_urls import check_log
 from rxloop.stream.back_pressure import WindowedPush
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold
+from rxloop.support.threads import compute
 from rxloop.thinking.graph import ThoughtGraph
 
 _TURN = 256
@@ -214,7 +215,8 @@ async def history(log: EventLog, context_id: str, *, owner: str | None = None, p
 
 async def read_public_messages(log: EventLog, key: str) -> list[Message]:
     """Return the messages of `history(..., public=True)` for a conversation key."""
-    shown = list(select_public_messages((await conversation(log, key, before="")).messages))
+    messages = (await conversation(log, key, before="")).messages
+    shown = await compute(lambda: list(select_public_messages(messages)), steps=len(messages))
     known = _remove_unknown_results(shown)
     return known if len(known) < len(shown) and await _is_last_run_open(log, key) else shown
 

@@ -96,7 +96,11 @@ class History(Sequence[Message]):
     def _item(self, index: int) -> Message:
         item = self._items[index]
         if isinstance(item, StoredMessages):
-            first = self._items.index(item, max(0, index + 1 - item.count), index + 1)
+            try:
+                first = self._items.index(item, max(0, index + 1 - item.count), index + 1)
+            except ValueError:
+                # Another thread has just parsed these messages.
+                return self._item(index)
             self._items[first : first + item.count] = item.read(item.data)
             return self._item(index)
         return item

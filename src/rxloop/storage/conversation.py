@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
@@ -38,6 +39,12 @@ _EVENTS_PER_BATCH = 200
 
 _RUNS_PER_FOLD = 64
 """Number of single-run folds that are combined into one stored fold."""
+
+_MESSAGES_PER_GROUP = 200
+"""Maximum number of stored messages that are parsed at once."""
+
+_SEPARATOR = b",\n"
+"""Separator of stored messages, which is not part of their JSON."""
 
 _MAX_CONVERSATIONS = 100
 
@@ -203,7 +210,7 @@ def make_fold(task_id: str, events: int, run: RunState) -> RunFold:
         "goals": None if inherited.goals is None else [goal.model_dump(mode="json") for goal in inherited.goals],
     }
     # Building a list adapter can take longer than starting the run.
-    encoded = b",".join([message.model_dump_json().encode() for message in messages])
+    encoded = _SEPARATOR.join([message.model_dump_json().encode() for message in messages])
     return RunFold(task_id, task_id, 1, events, orjson.dumps(summary), b"[" + encoded + b"]")
 
 
@@ -228,7 +235,7 @@ def combine_folds(folds: Sequence[RunFold]) -> RunFold:
         "refused": _merge_refusals(summaries),
         "goals": _find_newest(summaries, "goals"),
     }
-    messages = b",".join(inside for fold in folds if (inside := fold.messages[1:-1]))
+    messages = _SEPARATOR.join(inside for fold in folds if (inside := fold.messages[1:-1]))
     return RunFold(
         folds[0].first,
         folds[-1].last,
@@ -290,8 +297,17 @@ def _find_newest(summaries: Sequence[dict[str, Any]], name: str) -> Any:
 
 def _to_stored_messages(folds: Sequence[RunFold], summaries: Sequence[dict[str, Any]]) -> Iterable[StoredMessages]:
     for fold, summary in zip(folds, summaries, strict=True):
-        read = partial(_parse_messages, private=summary["private"])
-        yield StoredMessages(fold.messages, read, summary["count"], summary["size"], summary["user"], summary["pinned"])
+        count, private, size, user, pinned = (summary[name] for name in ("count", "private", "size", "user", "pinned"))
+        encoded = fold.messages[1:-1].split(_SEPARATOR)
+        # Logs of earlier versions have other separators.
+        length = _MESSAGES_PER_GROUP if len(encoded) == count else count
+        for first in range(0, count, length):
+            group = encoded[first : first + length]
+            hidden = private[bisect_left(private, first) : bisect_left(private, first + length)]
+            read = partial(_parse_messages, private=[index - first for index in hidden])
+            # The metadata of all groups are added with the first one.
+            yield StoredMessages(b"[%b]" % b",".join(group), read, min(length, count - first), size, user, pinned)
+            size, user, pinned = 0, None, ()
 
 
 def _parse_messages(data: bytes, private: Sequence[int]) -> list[Message]:

@@ -50,6 +50,7 @@ from rxloop.server.http.requests import (
     RunsInContextQuery,
     write_json,
 )
+from rxloop.support.threads import compute
 from rxloop.thinking.graph import ThoughtGraph
 
 
@@ -232,7 +233,8 @@ async def messages(call: ApiCall[None, ContextQuery]) -> Response:
     """Return the public messages of a conversation."""
     context_id, owner = await call.find_conversation(call.query.owner)
     public_messages = await history(call.gateway.runtime.log, context_id, owner=owner, public=True)
-    return write_json(MessageList(messages=public_messages))
+    # Validating and encoding a message are separate steps.
+    return await compute(lambda: write_json(MessageList(messages=public_messages)), steps=2 * len(public_messages))
 
 
 async def graph(call: ApiCall[None, GraphQuery]) -> Response:
