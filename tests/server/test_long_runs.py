@@ -13,7 +13,7 @@ from typing_extensions import override
 from rxloop import Agent, Event, Limits, MemoryEventLog
 from rxloop.pipeline import records
 from rxloop.recorded import replay
-from rxloop.server import Principal, ServerLimits
+from rxloop.server import Principal, ServerLimits, http
 from rxloop.server.core import computations
 from rxloop.server.core.account import Account
 from rxloop.server.http import reads
@@ -194,6 +194,21 @@ async def test_messages_of_a_long_conversation_are_encoded_outside_of_the_event_
         messages = (await root.get("/contexts/talk/messages")).json()["messages"]
     assert len(messages) == 601
     assert len(threads) == 3
+    assert threading.get_ident() not in threads
+
+
+async def test_openapi_document_is_created_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, make_document = list[int](), http.make_document
+
+    def record_thread(**options: Any) -> dict[str, Any]:
+        threads.append(threading.get_ident())
+        return make_document(**options)
+
+    monkeypatch.setattr(http, "make_document", record_thread)
+    async with serve_api(make_clerk()) as served, make_client(served.url) as ann:
+        for _ in range(2):
+            assert (await ann.get("/openapi.json")).json()["servers"] == [{"url": "/"}]
+    assert len(threads) == 1
     assert threading.get_ident() not in threads
 
 

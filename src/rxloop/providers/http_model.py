@@ -189,6 +189,7 @@ class HTTPModel:
         draft: MessageDraft | None = None
         try:
             # Creating a client can be slow, so this happens outside the watch.
+            await self._pool.prepare()
             lease = self._pool.lease()
             with watch:
                 if watch.late:

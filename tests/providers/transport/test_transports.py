@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from support.http_server import (
     active_connections,
     chat_model,
     collect,
+    start_server,
     streamed_text,
     text_reply,
 )
@@ -60,6 +63,25 @@ def trusted(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> Generator
         _pool._ssl_context.cache_clear()
         yield
     _pool._ssl_context.cache_clear()
+
+
+async def test_certificates_are_loaded_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, load = list[int](), _pool._ssl_context
+
+    @cache
+    def record_thread() -> ssl.SSLContext:
+        threads.append(threading.get_ident())
+        return load()
+
+    monkeypatch.setattr(_pool, "_ssl_context", record_thread)
+    async with start_server() as server:
+        server.answer(text_reply("Hello"))
+        for _ in range(2):
+            model = chat_model(server)
+            assert streamed_text(await collect(model.call(REQUEST))) == "Hello"
+            await model.aclose()
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 @contextlib.asynccontextmanager

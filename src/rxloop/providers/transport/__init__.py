@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context
 from functools import cache, cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast, get_args
 from weakref import WeakKeyDictionary, WeakMethod
 
@@ -47,6 +48,12 @@ def _ssl_context() -> SSLContext:
 
     # Loading certificates is by far the slowest part.
     return httpx.create_ssl_context()
+
+
+def _load() -> None:
+    import_module("rxloop.providers.transport.httpx_client")
+    with name_variables():
+        _ssl_context()
 
 
 class _Slot:
@@ -108,6 +115,14 @@ class ClientPool:
         pool.
         """
         return self._own is not None or self._choose_transport != "aiohttp"
+
+    async def prepare(self) -> None:
+        """Load the libraries and certificates of this process in a thread, because that takes up to 100 ms."""
+        if self._own is None and not _ssl_context.cache_info().currsize:
+            # Imported lazily, because many runs send no requests.
+            from rxloop.support.threads import run_in_thread
+
+            await run_in_thread(_load)
 
     def lease(self) -> AbstractAsyncContextManager[Client]:
         """Lease a client for one stream."""

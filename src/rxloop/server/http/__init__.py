@@ -23,6 +23,7 @@ from rxloop.server.core.errors import Refused, write_problem
 from rxloop.server.core.gateway import Principal
 from rxloop.server.http.openapi import OPERATIONS, make_document
 from rxloop.server.http.requests import ApiCall
+from rxloop.support.threads import compute
 
 
 class Api(Adapter):
@@ -80,8 +81,9 @@ class Api(Adapter):
         return write_problem(refused)
 
     async def _serve_document(self, request: Request) -> Response:
+        document = await compute(lambda: self.openapi)
         servers = [{"url": request.scope.get("root_path") or "/"}]
-        return Response(orjson.dumps({**self.openapi, "servers": servers}), media_type="application/json")
+        return Response(orjson.dumps({**document, "servers": servers}), media_type="application/json")
 
 
 def api(
