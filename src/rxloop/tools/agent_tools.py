@@ -134,10 +134,8 @@ class AgentTools:
         """
         if self._must_wait:
             return None
-        if self._toolset_parts:
-            results = self._toolsets.list_tools_now(self._toolset_parts, ctx)
-            return None if results is None else self._merge(results).select_now(ctx)
-        return OfferedTools({name: tool for name, tool in self._plain_tools.items() if tool.enabled(ctx)})
+        results = self._toolsets.list_tools_now(self._toolset_parts, ctx) if self._toolset_parts else ()
+        return None if results is None else self._merge(results).select_now(ctx)
 
     def is_swapped(self, name: str, tool: Tool, question_kind: str | None) -> bool:
         """Return True if an earlier attempt may have called a different tool of the same name.
