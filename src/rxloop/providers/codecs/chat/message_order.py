@@ -39,9 +39,9 @@ class OrderedMessages:
         """Return an independent copy. The messages so far are joined in both objects, so that a copy is cheap."""
         if len(self._data) > 1:
             self._data = [b",".join(self._data)]
-        other = OrderedMessages(in_turns=self._in_turns)
+        other = OrderedMessages.__new__(OrderedMessages)
+        other._in_turns, other._last = self._in_turns, self._last
         other._data, other._open, other._strays = self._data.copy(), self._open.copy(), self._strays.copy()
-        other._last = self._last
         return other
 
     def add(self, message: Message, encode: Encode, as_text: Callable[[Message], Message]) -> None:
