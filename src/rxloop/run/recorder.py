@@ -154,7 +154,9 @@ class Recorder:
         fits = properties.text and event.step == self.states[None].open_step and event.branch is None
         rule = None if fits else properties.rule
         if rule is not None and (state := self.states.get(event.branch)) is not None:
-            order_error = self.stamp.find_order_error(rule, state, event, properties)
+            order_error = rule(state, event)
+            if order_error is not None or properties.find_repetition is not None:
+                order_error = self.stamp.check_own_event(order_error, state, event, properties)
             if order_error is not None:
                 self._reject(event, order_error)
                 return

@@ -106,18 +106,17 @@ class EventStamp:
         existing_ids = {name: fields[name] for name in ("task_id", "context_id") if fields[name]}
         fields.update(self.ids | existing_ids)
 
-    def find_order_error(self, rule: Rule, state: RunState, event: Event, properties: EventProperties) -> str | None:
-        """Return why an event of this run is out of order, or None. Events of other runs are not checked.
+    def check_own_event(
+        self, reason: str | None, state: RunState, event: Event, properties: EventProperties
+    ) -> str | None:
+        """Return why an event of this run is out of order or repeated, or None. Events of other runs are not checked.
 
         Args:
-            rule: Order rule of the event's class.
+            reason: Result of the order rule.
             state: State of the event's branch.
             event: Event that hasn't been stamped yet.
             properties: Properties of the event's class.
         """
-        reason = rule(state, event)
-        if reason is None and properties.find_repetition is None:
-            return None
         # The attributes of pydantic models are slower than the items of their dicts.
         fields = mutable_fields(event)
         # Events that a nested run has published before have the id of its parent run.
