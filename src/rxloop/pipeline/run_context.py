@@ -395,8 +395,5 @@ class RunContext(ExplainedAttributes, Generic[D_co]):
         if len(fields) > len(vars(self)):
             raise TypeError(f"RunContext has no {', '.join(sorted(changes.keys() - vars(self).keys()))}")
         ctx = object.__new__(type(self))
-        _set_fields(ctx, fields)
+        object.__setattr__(ctx, "__dict__", fields)
         return ctx
-
-
-_set_fields: Callable[[RunContext[Any], dict[str, Any]], None] = vars(RunContext)["__dict__"].__set__

@@ -347,8 +347,7 @@ def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options:
         value = options.get(name)
         if value is not None and not isinstance(value, kind):
             raise ConfigurationError(f"{name} must have the type {kind.__name__}, got {type(value).__qualname__}")
-    headers = cast("Mapping[object, object]", options.get("headers") or {})
-    for name, value in headers.items():
+    for name, value in cast("Mapping[object, object]", options.get("headers") or {}).items():
         if not (isinstance(name, str) and isinstance(value, str)):
             raise ConfigurationError(f"headers must contain strings, got {name!r} of type {type(value).__qualname__}")
     key = options.get("api_key")

@@ -203,7 +203,7 @@ def _describe_operation(operation: Operation, refs: Any, secured: bool) -> dict[
     if secured and not operation.public:
         result["security"] = [{"bearer": []}]
         result["responses"]["401"] = {"description": "Authentication failed.", "content": error}
-    if operation.body is not None:
+    if operation.body is not None and issubclass(operation.body, BaseModel):
         schema = refs[operation.body, "validation"]
         result["requestBody"] = {
             "required": any(each.is_required() for each in operation.body.model_fields.values()),
