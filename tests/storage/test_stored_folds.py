@@ -273,6 +273,17 @@ async def test_damaged_folds_are_replaced_by_folds_of_the_events(path: Path, dam
     assert query_rows(path, "SELECT first, last, version, messages FROM folds ORDER BY first") == stored
 
 
+async def test_run_without_messages_can_be_stored(path: Path) -> None:
+    run = make_run(1)
+    notes = [run[0].model_copy(update={"messages": []}), run[2].model_copy(update={"seq": 2})]
+    await write_runs(path, notes)
+    assert not (await load_conversation(path)).messages
+    await write_runs(path, make_run(2))
+    for _ in range(2):
+        assert len((await load_conversation(path)).messages) == 2
+    assert query_rows(path, "SELECT count(*) FROM folds") == [(2,)]
+
+
 async def test_fold_of_an_unfinished_run_is_not_stored(path: Path) -> None:
     await write_runs(path, make_run(0), make_run(1)[:-1])
     assert [message.text for message in (await load_conversation(path)).messages][-1] == "answer 1"

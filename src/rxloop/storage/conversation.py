@@ -299,8 +299,8 @@ def _to_stored_messages(folds: Sequence[RunFold], summaries: Sequence[dict[str, 
     for fold, summary in zip(folds, summaries, strict=True):
         count, private, size, user, pinned = (summary[name] for name in ("count", "private", "size", "user", "pinned"))
         encoded = fold.messages[1:-1].split(_SEPARATOR)
-        # Logs of earlier versions have other separators.
-        length = _MESSAGES_PER_GROUP if len(encoded) == count else count
+        # Logs of earlier versions have other separators, and the fold of a run without messages has one empty part.
+        length = _MESSAGES_PER_GROUP if len(encoded) == count else max(count, 1)
         for first in range(0, count, length):
             group = encoded[first : first + length]
             hidden = private[bisect_left(private, first) : bisect_left(private, first + length)]
