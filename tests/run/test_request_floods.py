@@ -1,4 +1,4 @@
-"""Runs end if operators send requests without end."""
+"""Runs end if operators send requests or emit values without end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import reactivex as rx
+from reactivex import Observable
 from reactivex import operators as ops
 
-from rxloop import Agent, Limits, ModelRequest, Operator, RunContext, Signal, ToolRequest, op, tool
+from rxloop import Agent, IterationEnd, Limits, ModelRequest, Operator, RunContext, Signal, ToolRequest, op, tool
 from rxloop.errors import AttemptError
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, virtual_time
@@ -74,7 +75,7 @@ def test_run_ends_when_requests_arrive_faster_than_they_are_answered(
     agent = Agent(ScriptedModel(*[call("look")] * 9), tools=[look], loop=FLOODS[name](), limits=limits)
     error = fail(agent)
     assert error.code == "pipeline"
-    assert "sent requests or restarted the loop 1000 times without progress; limit its repetitions" in str(error)
+    assert "more than 1,000 requests before it could answer them; limit the repetitions" in str(error)
 
 
 @pytest.mark.parametrize("count", [50, 51])
@@ -85,3 +86,17 @@ def test_guard_may_hold_as_many_calls_as_the_limit(count: int, monkeypatch: pyte
     with virtual_time() as time:
         result = time.run(outcome(agent.run("Go.")))
     assert result.state == ("completed" if count == 50 else "failed")
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_run_ends_when_an_operator_emits_values_without_end(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rxloop.stream.rx._MAX_PAUSES", 3)
+
+    def answer(request: ModelRequest) -> Observable[Signal]:
+        values: Observable[Signal] = rx.repeat_value(IterationEnd(1, request.ctx))
+        return values if direct else values.pipe(ops.ignore_elements())
+
+    loop = [op.answer_requests(ModelRequest, answer), ops.ignore_elements(), *op.standard()]
+    error = fail(Agent(ScriptedModel("Hi."), loop=loop))
+    assert error.code == "pipeline"
+    assert "an operator has emitted values 40,000 times without waiting; limit its repetitions" in str(error)

@@ -16,6 +16,7 @@ from reactivex.disposable import Disposable
 from reactivex.scheduler import CurrentThreadScheduler, HistoricalScheduler
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
+from rxloop.errors import PipelineError
 from rxloop.stream.back_pressure import Gates
 from rxloop.stream.scope import Scope, call_outside
 from rxloop.support.foreign_errors import leave_to_loop, to_error
@@ -249,6 +250,8 @@ _ACTIONS_PER_TURN = 10_000
 """Maximum number of immediate actions before the event loop gets a turn."""
 _PAUSE = 0.001
 """Delay of the next action in seconds. It is not zero, so that virtual time advances."""
+_MAX_PAUSES = 100
+"""Maximum number of consecutive pauses. A run has then executed a million actions without waiting for anything."""
 
 
 class RunScheduler(AsyncIOScheduler):
@@ -286,6 +289,8 @@ class RunScheduler(AsyncIOScheduler):
         self._immediate = 0
         """Number of immediate actions, at least since the event loop had a turn."""
         self._is_turn_requested = False
+        self._pauses = 0
+        """Number of consecutive pauses before the current action."""
 
     @property
     def now(self) -> datetime:
@@ -313,12 +318,21 @@ class RunScheduler(AsyncIOScheduler):
         return CurrentThreadScheduler.singleton().schedule(action, state)
 
     def _pause(self, action: abc.ScheduledAction[S], state: S | None) -> abc.DisposableBase:
-        """Run an action in a later turn of the event loop."""
+        """Run an action in a later turn of the event loop, or end the run if its actions do not end."""
+        pauses = self._pauses + 1
+        if pauses > _MAX_PAUSES and self.scope is not None:
+            what = f"an operator has emitted values {pauses * _ACTIONS_PER_TURN:,} times without waiting"
+            self.scope.on_failure(PipelineError(f"{what}; limit its repetitions, as in rx.retry(3) or rx.repeat(3)"))
+            return Disposable()
 
         def resume(_: abc.SchedulerBase, state: S | None = None) -> abc.DisposableBase:
-            # On the trampoline. Otherwise, operators would dispose the action that follows the next pause, because they
-            # replace the previous action after `schedule` has returned.
-            return CurrentThreadScheduler.singleton().schedule(action, state)
+            self._pauses = pauses
+            try:
+                # On the trampoline. Otherwise, operators would dispose the action that follows the next pause, because
+                # they replace the previous action after `schedule` has returned.
+                return CurrentThreadScheduler.singleton().schedule(action, state)
+            finally:
+                self._pauses = 0
 
         return self.schedule_relative(_PAUSE, resume, state)
 

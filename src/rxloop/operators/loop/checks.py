@@ -202,6 +202,14 @@ def make_restart_error(count: int, loop: str) -> PipelineError:
     )
 
 
+def make_flood_error(count: int, loop: str) -> PipelineError:
+    """Create an error for an operator that receives too many requests."""
+    return PipelineError(
+        f"an operator has received more than {count:,} requests before it could answer them; limit the repetitions of "
+        f"the operator that sends them, as in rx.retry(3) or rx.repeat(3); the loop is {loop}"
+    )
+
+
 def stop_flood(request: Request) -> NoReturn:
     """End the run, because an operator receives more requests than it can answer, and stop their sender."""
     request.ctx.info.budget.end_flood(MAX_UNANSWERED)

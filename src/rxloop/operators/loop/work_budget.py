@@ -11,7 +11,7 @@ from reactivex.disposable import SerialDisposable
 from typing_extensions import override
 
 from rxloop.errors import PipelineError
-from rxloop.operators.loop.checks import find_retry, make_lost_error, make_restart_error
+from rxloop.operators.loop.checks import find_retry, make_flood_error, make_lost_error, make_restart_error
 from rxloop.pipeline.budget import Budget
 from rxloop.protocol.events import ContentCompleteEvent, Event, UsageEvent
 from rxloop.protocol.settings import Limits
@@ -159,7 +159,7 @@ class WorkBudget(Budget):
 
     @override
     def end_flood(self, count: int) -> None:
-        self._lifetime.finish(make_restart_error(count, self._describe_loop()))
+        self._lifetime.finish(make_flood_error(count, self._describe_loop()))
         # The exception that stops the sender may prevent the subscription, so that disposing it stops no answer.
         self._scope.call_soon(self._scope.stop)
 
