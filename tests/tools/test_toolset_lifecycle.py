@@ -5,8 +5,10 @@ from typing import Any, Self
 
 import anyio
 import pytest
+import reactivex as rx
+from reactivex import operators as ops
 
-from rxloop import Agent, Limits, RunContext, ToolsUnavailableEvent, op, tool
+from rxloop import Agent, Limits, RunContext, RunError, ToolsUnavailableEvent, op, tool
 from rxloop.pipeline.interfaces import Tool
 from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.storage import MemoryEventLog
@@ -217,3 +219,11 @@ async def test_broken_toolset_is_entered_again() -> None:
 
 async def _fail() -> None:
     raise ConnectionError("the pipe broke")
+
+
+async def test_open_toolset_does_not_hide_that_its_first_run_is_stuck() -> None:
+    loop = [*op.standard(), ops.merge(rx.never())]
+    async with Agent(ScriptedModel("Hi."), tools=[FakeToolset(look)], loop=loop) as agent:
+        with pytest.raises(RunError, match="the run cannot continue"):
+            async with asyncio.timeout(30):
+                await agent.run("Go.")

@@ -141,10 +141,12 @@ class _Resource(Generic[T]):
         self._failure: Exception | None = None
         """Exception raised while leaving."""
         self.entered: asyncio.Future[Exception | None] = self._loop.create_future()
-        # Use an empty context, because inherited variables may contain credentials or test-specific values.
-        self.task = self._loop.create_task(self._run(make, previous), name=f"rxloop-{name}", context=Context())
+        # Use an empty context, because inherited variables may contain credentials or test-specific values. It also
+        # shows that the resource cannot advance the run that enters it, which may be stuck.
+        context = Context()
+        self.task = self._loop.create_task(self._run(make, previous), name=f"rxloop-{name}", context=context)
         _RUNNING.add(self.task)
-        self.task.add_done_callback(_RUNNING.discard)
+        self.task.add_done_callback(_RUNNING.discard, context=context)
         self.is_usable = False
         """True if the resource is entered and not being left."""
         self._timer = None if seconds is None else self._loop.call_later(seconds, self._expire, seconds)
