@@ -256,7 +256,24 @@ async def test_problems_of_all_runs_link_to_their_events(page: Page, monkeypatch
         await page.wait_for_url(re.compile(r"#/r/run-001/problems$"))
 
 
-async def test_older_problems_and_texts_are_loaded_on_request(page: Page) -> None:
+class ShortOnce(float):
+    """Duration that is negative when it is first added to a time."""
+
+    is_used = False
+
+    def __radd__(self, time: float) -> float:
+        self.is_used, was_used = True, self.is_used
+        return time + (float(self) if was_used else -1)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_older_problems_and_texts_are_loaded_on_request(
+    page: Page, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    if is_slow:
+        # The first request returns the results of one run.
+        monkeypatch.setattr(findings, "PROBLEM_SECONDS", ShortOnce(1))
+        monkeypatch.setattr(findings, "SEARCH_SECONDS", ShortOnce(1))
     log = MemoryEventLog()
     for number in range(60):
         await store_run(log, number, state="failed", detail="needle")

@@ -4,6 +4,9 @@ import { signal } from '@preact/signals';
 import type { Hit, ProblemPage, RunInfo, SearchResults } from './api.ts';
 import { api, signIn, toApiError } from './store.ts';
 
+/** Number of runs or texts that are loaded together. The server returns fewer at a time if it needs long. */
+const PAGE = 50;
+
 export interface Recent {
   runs: ProblemPage['runs'];
   next?: string;
@@ -23,11 +26,11 @@ export async function loadRecent(after?: string): Promise<void> {
     let runs = before;
     // A page may be empty if the server needs more time.
     do {
-      const page: ProblemPage = await api.get('problems', { limit: 50, visibility: api.visibility, ...(cursor && { after: cursor }) });
+      const page: ProblemPage = await api.get('problems', { limit: before.length + PAGE - runs.length, visibility: api.visibility, ...(cursor && { after: cursor }) });
       runs = [...runs, ...page.runs];
       cursor = page.next;
       recent.value = { runs, next: cursor, isLoading: true, failure: '' };
-    } while (cursor && runs.length < before.length + 50);
+    } while (cursor && runs.length < before.length + PAGE);
     recent.value = { ...recent.peek(), isLoading: false };
   } catch (error) {
     recent.value = { ...recent.peek(), isLoading: false, failure: toApiError(error).message };
@@ -44,7 +47,6 @@ export interface Hits {
 
 const NONE: Hits = { text: '', hits: [], runs: new Map(), isLoading: false };
 export const hits = signal<Hits>(NONE);
-const PAGE = 50;
 const MAX_PAGES = 100;
 
 /** Search all runs for a text, unless the text changes in the meantime. */
@@ -56,7 +58,8 @@ export async function searchTexts(text: string, after?: string): Promise<void> {
   let cursor = after;
   try {
     for (let page = 0; page < MAX_PAGES; page++) {
-      const answer: SearchResults = await api.get('search', { q: text.slice(0, 200), limit: PAGE, visibility: api.visibility, ...(cursor && { after: cursor }) });
+      const limit = start.hits.length + PAGE - hits.peek().hits.length;
+      const answer: SearchResults = await api.get('search', { q: text.slice(0, 200), limit, visibility: api.visibility, ...(cursor && { after: cursor }) });
       if (hits.peek().text !== text) return;
       cursor = answer.next;
       const { hits: before, runs } = hits.peek();
