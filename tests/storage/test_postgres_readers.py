@@ -14,7 +14,7 @@ from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.storage.postgres import listener as listener_module
 from rxloop.testing import ScriptedModel
 from rxloop.testing.event_log_contract.toolkit import SECONDS, Follower, end, note, start_events, status, wait_for
-from support.postgres.logs import MakeLog, query_rows
+from support.postgres.logs import MakeLog, is_listening, query_rows
 from support.run_checks import wait_until
 
 pytestmark = pytest.mark.service("postgres")
@@ -116,14 +116,10 @@ def delta(seq: int, sub: int, text: str) -> Event:
     return ContentDeltaEvent(seq=seq, sub=sub, delta=text, step="1")
 
 
-async def wait_for_listener(log: PostgresEventLog, task_id: str = "run") -> None:
-    """Wait until notifications for a run reach its followers."""
-    tails = log._engine().listener
-    async with asyncio.timeout(SECONDS):
-        while tails._connection is None or task_id not in tails.tails.by_task:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        # After connecting, the listener first queries earlier events.
-        await asyncio.sleep(0.1)
+async def wait_for_listeners(*logs: PostgresEventLog, task_id: str = "run") -> None:
+    """Wait until notifications for a run reach the followers of each log."""
+    await wait_until(lambda: all(task_id in log._engine().listener.tails.by_task for log in logs))
+    await wait_until(lambda: is_listening(*logs))
 
 
 async def collect(log: PostgresEventLog, target: list[Event], **options: Any) -> None:
@@ -139,7 +135,7 @@ async def test_transient_events_reach_followers_in_order_and_are_not_stored(
     far, near, plain = list[Event](), list[Event](), Follower(log)
     readers = [asyncio.create_task(collect(log, far)), asyncio.create_task(collect(writer, near))]
     await plain.wait_for_events(1, 2)
-    await wait_for_listener(log)
+    await wait_for_listeners(log, writer)
     long = "é" * 9_000
     # A reader that has read a later event from the log omits earlier deltas.
     await wait_until(lambda: len(far) == len(near) == 2)
@@ -166,7 +162,7 @@ async def test_refused_writer_delivers_no_transient_events(new_log: MakeLog) -> 
     await writer.append("run", [*start_events(), note(3)], expected_seq=0)
     seen = list[Event]()
     reader = asyncio.create_task(collect(log, seen))
-    await wait_for_listener(log)
+    await wait_for_listeners(log)
     with pytest.raises(EventLogError, match="the writer expected 2"):
         await writer.append("run", [delta(2, 1, "stale")], expected_seq=2)
     await writer.append("run", [delta(3, 1, "true"), end(4)], expected_seq=3)

@@ -30,11 +30,11 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def is_listening(log: PostgresEventLog) -> bool:
-    """True if the log listens for notifications."""
+def is_listening(log: PostgresEventLog, *others: PostgresEventLog) -> bool:
+    """Return True if this many logs of one schema listen for notifications."""
     with psycopg.connect(log._address.dsn) as connection:
         query = "SELECT FROM pg_stat_activity WHERE state = 'idle' AND query = %s"
-        return connection.execute(query, (log._address.sql(_LISTEN).decode(),)).fetchone() is not None
+        return connection.execute(query, (log._address.sql(_LISTEN).decode(),)).rowcount == 1 + len(others)
 
 
 class ConcurrentWriters:
