@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rxloop import EventLog, MemoryEventLog
-from support.browser import expect, find_barriers, until
+from support.browser import expect, find_barriers
 from support.viewer_pages import find_filter, find_inspector, find_rows, open_page_anew, serve_view
 from support.viewer_runs import HOSTILE, record_hostile_run, store_long_run
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    from playwright.async_api import CDPSession, Page, Route
 
 pytestmark = [pytest.mark.service("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -215,18 +216,38 @@ async def test_run_is_inspected_without_a_mouse(page: Page, weather: tuple[Event
         await expect(separator).to_have_attribute("aria-valuenow", str(before + 20))
 
 
-async def test_long_run_is_painted_within_two_seconds(page: Page) -> None:
-    log = MemoryEventLog()
+async def count_calls(session: CDPSession) -> int:
+    """Return the number of calls of functions of the page since the last time."""
+    coverage = await session.send("Profiler.takePreciseCoverage")
+    scripts = [script for script in coverage["result"] if "/view" in script["url"]]
+    return sum(function["ranges"][0]["count"] for script in scripts for function in script["functions"])
+
+
+async def test_long_run_is_painted_with_few_calls_per_event(page: Page) -> None:
+    log, events = MemoryEventLog(), 50_003
     await store_long_run(log, steps=10_000)
     rows = page.get_by_role("row")
-    painted: list[float] = []
+    session = await page.context.new_cdp_session(page)
+    await session.send("Profiler.enable")
+    await session.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": False})
+    asked, released = asyncio.Event(), asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        asked.set()
+        await released.wait()
+        await route.continue_()
+
     async with serve_view(log) as url:
-        # The server reads the log once, and other programs of the machine may be busy.
-        for _ in range(3):
-            await open_page_anew(page, f"{url}#/r/long")
-            painted.append(await until(page, "document.querySelector('.waterfall [role=row]') && performance.now()"))
-            await expect(page.get_by_role("tab", name="Events 50,003")).to_be_visible()
-        assert min(painted) < 2_000, painted
+        await page.route("**/outline?after=20000&*", hold)
+        await open_page_anew(page, f"{url}#/r/long")
+        # The first rows are visible before the rest of the run is loaded.
+        await expect(rows.first).to_be_visible()
+        await asked.wait()
+        assert events < await count_calls(session) < 40 * events
+        released.set()
+        await expect(page.get_by_role("tab", name=f"Events {events:,}")).to_be_visible()
+        assert await count_calls(session) < 120 * events
+        await session.send("Profiler.stopPreciseCoverage")
         tabs = page.get_by_role("navigation", name="Views").get_by_role("tab")
         for number in range(await tabs.count()):
             await page.keyboard.press(str(number + 1))
