@@ -169,6 +169,10 @@ async def test_readers_without_the_scope_see_that_parts_are_hidden(page: Page) -
         await expect(page.get_by_text("Secret prompt.")).to_have_count(0)
 
 
+SLOW_FRAMES = "let time = 0; performance.now = () => time++; requestAnimationFrame = draw => setTimeout(draw, 200);"
+"""With this clock, drawing takes a few milliseconds, and the page may only draw again after several frames."""
+
+
 @pytest.mark.parametrize(
     ("address", "text"),
     [
@@ -179,7 +183,7 @@ async def test_readers_without_the_scope_see_that_parts_are_hidden(page: Page) -
     ],
 )
 async def test_selected_text_survives_a_hundred_events(page: Page, address: str, text: str) -> None:
-    reached, go_on, asked, released = (asyncio.Event() for _ in range(4))
+    reached, go_on, drawn, asked, released = (asyncio.Event() for _ in range(5))
 
     @tool
     async def tick(ctx: RunContext[Any]) -> str:
@@ -189,6 +193,7 @@ async def test_selected_text_survives_a_hundred_events(page: Page, address: str,
         for number in range(100):
             ctx.emit(CustomEvent(name="tick", data=number))
             await asyncio.sleep(0)
+        await drawn.wait()
         return "done"
 
     async def hold(route: Route) -> None:
@@ -202,6 +207,7 @@ async def test_selected_text_survives_a_hundred_events(page: Page, address: str,
     async with runtime, serve_app(app) as url:
         run = await runtime.start("clerk", "A text to select.")
         await reached.wait()
+        await page.add_init_script(SLOW_FRAMES)
         await page.goto(f"{url}/view/#/r/{run.task_id}{address}")
         selected = page.locator(text).first
         await expect(selected).to_have_text("A text to select.")
@@ -210,6 +216,7 @@ async def test_selected_text_survives_a_hundred_events(page: Page, address: str,
         await page.route("**/outline?*", hold)
         go_on.set()
         await expect(page.get_by_role("tab", name=re.compile(r"Events 1\d\d"))).to_be_visible()
+        drawn.set()
         await expect(page.get_by_text("completed").first).to_be_visible()
         await asked.wait()
         async with page.expect_request(f"**/runs/{run.task_id}") as request:

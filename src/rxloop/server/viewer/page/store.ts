@@ -275,7 +275,8 @@ async function finish(run: RunModel, signal: AbortSignal): Promise<void> {
 function tick(run: RunModel): void {
   if (model.peek() !== run || stop.signal.aborted) return;
   flush();
-  if (!run.outline.final) requestAnimationFrame(() => tick(run));
+  // The last events may have to wait because drawing takes long.
+  if (!run.outline.final || isDirty) requestAnimationFrame(() => tick(run));
 }
 
 function flush(): void {
