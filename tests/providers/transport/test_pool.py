@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from contextlib import AsyncExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -113,6 +114,25 @@ async def test_custom_client_is_used_and_never_closed() -> None:
                 assert client.http is own
         await pool.aclose()
         assert not own.is_closed
+
+
+async def test_url_for_a_custom_client_is_parsed_once(server: Server) -> None:
+    urls: list[httpx.URL | str] = []
+
+    class Client(httpx.AsyncClient):
+        def build_request(self, method: str, url: httpx.URL | str, **options: Any) -> httpx.Request:
+            urls.append(url)
+            return super().build_request(method, url, **options)
+
+    server.answer(text_reply("hi"))
+    async with Client() as own:
+        model = chat_model(server, http_client=own)
+        for _ in range(2):
+            await collect(model.call(REQUEST))
+    first, second = urls
+    assert isinstance(first, httpx.URL)
+    assert second is first
+    assert [request.path for request in server.requests] == ["/v1/chat/completions"] * 2
 
 
 async def test_transport_defaults_to_httpx(

@@ -52,6 +52,8 @@ class HttpxClient:
         self._limits = httpx.Timeout(connect=timeouts.connect, read=idle, write=idle, pool=timeouts.connect)
         self._owned = owned
         self._made: tuple[str, dict[str, str], httpx.Request] | None = None
+        self._url: tuple[str, httpx.URL] | None = None
+        """Newest URL and its parsed form, because parsing it takes longer than creating the rest of a request."""
 
     @classmethod
     def own(cls, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float) -> HttpxClient:
@@ -102,7 +104,9 @@ class HttpxClient:
     def _request(self, url: str, headers: dict[str, str], body: bytes) -> httpx.Request:
         client = self.http
         if not self._owned:
-            return client.build_request("POST", url, content=body, headers=headers, timeout=self._limits)
+            if self._url is None or self._url[0] != url:
+                self._url = url, httpx.URL(url)
+            return client.build_request("POST", self._url[1], content=body, headers=headers, timeout=self._limits)
         cached = self._made
         if cached is None or cached[0] != url or (cached[1] is not headers and cached[1] != headers):
             # Parsing the URL and merging headers take most of the time of creating a request.
