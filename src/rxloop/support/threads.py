@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
@@ -41,12 +41,14 @@ class Work(Generic[T]):
 
     Args:
         function: The function.
+        owner: Principal on whose behalf the function is called, or None.
     """
 
-    __slots__ = ("_context", "_function", "abandoned", "has_thread", "started")
+    __slots__ = ("_context", "_function", "abandoned", "has_thread", "owner", "started")
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T], owner: str | None = None) -> None:
         self._function = function
+        self.owner = owner
         self._context = copy_context()
         self.has_thread = False
         self.started = False
@@ -83,13 +85,20 @@ class Threads(Executor):
         max_running: Maximum number of functions that run at the same time. Further functions are queued.
         max_stuck: Maximum number of stuck threads. No functions are accepted while it is reached.
         idle_seconds: Time in seconds after which an idle thread ends.
+        max_per_owner: Maximum number of threads per owner, including stuck threads. Functions of other owners overtake
+            further functions in the queue.
     """
 
     def __init__(
-        self, max_running: int = _MAX_RUNNING, max_stuck: int = _MAX_STUCK_CALLS, idle_seconds: float = _IDLE_SECONDS
+        self,
+        max_running: int = _MAX_RUNNING,
+        max_stuck: int = _MAX_STUCK_CALLS,
+        idle_seconds: float = _IDLE_SECONDS,
+        max_per_owner: int = _MAX_RUNNING,
     ) -> None:
         self._max_running = max_running
         self._max_stuck = max_stuck
+        self._max_per_owner = max_per_owner
         self._idle_seconds = idle_seconds
         self._numbers = count(1)
         self.reset()
@@ -101,6 +110,8 @@ class Threads(Executor):
         self._idle: list[SimpleQueue[_Job]] = []
         self._queue: deque[_Job] = deque()
         self._running = 0
+        self._owners: Counter[str | None] = Counter()
+        """Number of threads per owner."""
         self.stuck = 0
         """Number of abandoned running functions."""
 
@@ -118,10 +129,10 @@ class Threads(Executor):
                     f"too many threads are stuck: {self.stuck} canceled calls are still running. "
                     "Use timeouts in blocking functions, so that they end."
                 )
-            if self._running >= self._max_running:
-                self._queue.append(job)
-            else:
+            if self._may_start(job.work):
                 self._start(job)
+            else:
+                self._queue.append(job)
         return job.future
 
     def abandon(self, work: Work[Any]) -> bool:
@@ -132,13 +143,30 @@ class Threads(Executor):
             work.abandoned = True
             self._running -= 1
             self.stuck += 1
-            if self._queue and self._running < self._max_running:
-                self._start(self._queue.popleft())
+            job = self._pop_job()
+            if job is not None:
+                self._start(job)
         return work.started
 
-    def _start(self, job: _Job) -> None:
+    def _may_start(self, work: Work[Any]) -> bool:
+        if self._running >= self._max_running:
+            return False
+        return work.owner is None or self._owners[work.owner] < self._max_per_owner
+
+    def _pop_job(self) -> _Job | None:
+        for index, job in enumerate(self._queue):
+            if self._may_start(job.work):
+                del self._queue[index]
+                return job
+        return None
+
+    def _count(self, work: Work[Any]) -> None:
         self._running += 1
-        job.work.has_thread = True
+        self._owners[work.owner] += 1
+        work.has_thread = True
+
+    def _start(self, job: _Job) -> None:
+        self._count(job.work)
         if self._idle:
             # Use the most recently active thread, so that other threads can time out.
             self._idle.pop().put(job)
@@ -157,13 +185,15 @@ class Threads(Executor):
                 self.stuck -= 1
             else:
                 self._running -= 1
-            if self._queue and self._running < self._max_running:
-                job = self._queue.popleft()
-                self._running += 1
-                job.work.has_thread = True
-                return job
-            self._idle.append(inbox)
-        return None
+            self._owners[done.owner] -= 1
+            if not self._owners[done.owner]:
+                del self._owners[done.owner]
+            job = self._pop_job()
+            if job is None:
+                self._idle.append(inbox)
+            else:
+                self._count(job.work)
+        return job
 
     def retire(self, inbox: SimpleQueue[_Job]) -> bool:
         """Return True if an idle thread may end, or False if it has just received a job."""
@@ -235,7 +265,11 @@ if hasattr(os, "register_at_fork"):
 
 
 async def run_in_thread(
-    function: Callable[[], T], *, threads: Threads | None = None, on_abandoned: Callable[[], None] | None = None
+    function: Callable[[], T],
+    *,
+    threads: Threads | None = None,
+    owner: str | None = None,
+    on_abandoned: Callable[[], None] | None = None,
 ) -> T:
     """Run a function in a thread, with a copy of the context variables.
 
@@ -244,9 +278,10 @@ async def run_in_thread(
     Args:
         function: Blocking function.
         threads: Thread pool. The default is `THREADS`.
+        owner: Principal on whose behalf the function is called, for `max_per_owner` of the pool. None for no limit.
         on_abandoned: Called if this coroutine is canceled while the function is running.
     """
-    work, threads = Work(function), threads or THREADS
+    work, threads = Work(function, owner), threads or THREADS
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
     except asyncio.CancelledError:

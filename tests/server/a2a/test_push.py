@@ -356,9 +356,9 @@ async def test_host_name_is_resolved_again_before_each_notification(monkeypatch:
 
         monkeypatch.setattr(addresses.socket, "getaddrinfo", resolve)
         url = f"http://rebound.example:{port}/hook"
-        assert await resolve_addresses(httpx.URL(url)) == ["93.184.216.34"]
+        assert await resolve_addresses(httpx.URL(url), owner=None) == ["93.184.216.34"]
         with pytest.raises(UnsafeAddress):
-            await post(client, url, b"{}", {}, allow_private=False)
+            await post(client, url, b"{}", {}, owner=None, allow_private=False)
     assert webhook.tries == 0
 
 
@@ -371,7 +371,7 @@ async def test_certificate_must_match_the_host_name(monkeypatch: pytest.MonkeyPa
         writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    async def resolve_two(url: httpx.URL, *, allow_private: bool) -> list[str]:
+    async def resolve_two(url: httpx.URL, **options: object) -> list[str]:
         # Connections to the first address fail.
         return ["127.0.0.2", "127.0.0.1"]
 
@@ -382,16 +382,17 @@ async def test_certificate_must_match_the_host_name(monkeypatch: pytest.MonkeyPa
     server = await asyncio.start_server(receive, "127.0.0.1", 0, ssl=here)
     port = server.sockets[0].getsockname()[1]
     async with server, httpx.AsyncClient(verify=trusting) as client:
-        assert await post(client, f"https://hook.example:{port}/x", b"", {}, allow_private=False) == 204
+        assert await post(client, f"https://hook.example:{port}/x", b"", {}, owner=None, allow_private=False) == 204
         with pytest.raises(httpx.ConnectError, match="certificate"):
-            await post(client, f"https://another.example:{port}/x", b"", {}, allow_private=False)
+            await post(client, f"https://another.example:{port}/x", b"", {}, owner=None, allow_private=False)
     [head] = heads
     assert f"host: hook.example:{port}".encode() in head.lower()
 
 
 async def test_redirect_is_not_followed() -> None:
     async with serve_webhook() as webhook, httpx.AsyncClient(follow_redirects=True) as client:
-        assert await post(client, webhook.url.replace("hook", "elsewhere"), b"{}", {}, allow_private=True) == 307
+        url = webhook.url.replace("hook", "elsewhere")
+        assert await post(client, url, b"{}", {}, owner=None, allow_private=True) == 307
     assert webhook.tries == 0
 
 

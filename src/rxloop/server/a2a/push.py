@@ -128,7 +128,7 @@ class Push:
         try:
             url = read_url(config.url)
             if not self._options.allow_private:
-                await resolve_addresses(url)
+                await resolve_addresses(url, owner=principal.id or None)
         except UnsafeAddress as error:
             raise InvalidParamsError(f"the webhook url is not allowed: {error}") from None
         values = (config.id, config.token, config.authentication.scheme, config.authentication.credentials)
@@ -208,7 +208,7 @@ class Push:
             reservation = self._gateway.reserve(Principal(record.owner or ""), "webhooks")
         except Refused:
             return
-        task = self._tasks[key] = asyncio.create_task(self._deliver(*key), name="rxloop-a2a-webhook")
+        task = self._tasks[key] = asyncio.create_task(self._deliver(*key, record.owner), name="rxloop-a2a-webhook")
 
         def release(_: asyncio.Task[None]) -> None:
             self._tasks.pop(key, None)
@@ -241,21 +241,21 @@ class Push:
             self._finished.add(task_id)
         return [(record, config_id) for config_id in remaining]
 
-    async def _deliver(self, task_id: str, config_id: str) -> None:
+    async def _deliver(self, task_id: str, config_id: str, owner: str | None) -> None:
         lease_name, lost = f"{PUSH_CONTEXT_ID}/{task_id}/{config_id}", asyncio.Event()
         try:
             if not await self._log.acquire_lease(lease_name, task_id, lost.set):
                 # Another process serves this webhook. If that process has crashed, the next search will find it.
                 return
             try:
-                await self._deliver_events(task_id, config_id, lost)
+                await self._deliver_events(task_id, config_id, owner, lost)
             finally:
                 await self._log.release_lease(lease_name, task_id)
         except Exception as error:
             # The next search will retry it.
             log.warning("Webhook delivery for task %s failed, retrying later: %s", task_id, error)
 
-    async def _deliver_events(self, task_id: str, config_id: str, lost: asyncio.Event) -> None:
+    async def _deliver_events(self, task_id: str, config_id: str, owner: str | None, lost: asyncio.Event) -> None:
         webhook = (await self._load_webhooks(task_id)).get(config_id)
         if webhook is None:
             return
@@ -267,15 +267,15 @@ class Push:
         async for event in follow(self._log, task_id, after=after, until="end"):
             if lost.is_set():
                 return
-            if not await self._deliver_event(event, fold, webhook) or _is_end(event):
+            if not await self._deliver_event(event, fold, webhook, owner) or _is_end(event):
                 return
 
-    async def _deliver_event(self, event: Event, fold: TaskFold, webhook: _Webhook) -> bool:
+    async def _deliver_event(self, event: Event, fold: TaskFold, webhook: _Webhook, owner: str | None) -> bool:
         """Deliver the updates for an event, returning False if the webhook no longer exists."""
         updates = fold.add(event)
         for update in updates:
             body = orjson.dumps(MessageToDict(to_stream_response(update)))
-            if not await self._send(event.root_task_id, webhook.config.id, body):
+            if not await self._send(event.root_task_id, webhook.config.id, body, owner):
                 return False
         if updates:
             # Record the delivery even during shutdown, to avoid a duplicate notification.
@@ -283,7 +283,7 @@ class Push:
                 await self._append_change(webhook.config.task_id, {"told": webhook.config.id, "seq": event.seq})
         return True
 
-    async def _send(self, task_id: str, config_id: str, body: bytes) -> bool:
+    async def _send(self, task_id: str, config_id: str, body: bytes, owner: str | None) -> bool:
         """Deliver a notification with retries, returning True on success."""
         assert self._client is not None
         delay = self._options.retry_delay
@@ -295,7 +295,9 @@ class Push:
             config, allow_private = webhook.config, self._options.allow_private
             try:
                 async with asyncio.timeout(self._options.timeout):
-                    status = await post(self._client, config.url, body, _headers(config), allow_private=allow_private)
+                    status = await post(
+                        self._client, config.url, body, _headers(config), owner=owner, allow_private=allow_private
+                    )
                 if 200 <= status < 300:
                     return True
                 failure = f"HTTP status {status}"

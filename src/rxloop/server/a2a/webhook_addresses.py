@@ -28,8 +28,9 @@ _SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2620:4f:8
 """Networks of the IPv6 special-purpose registry of IANA within `_GLOBAL_IPV6`, except for 6to4."""
 _DNS_TIMEOUT = 10.0
 """DNS timeout in seconds."""
-_LOOKUPS = Threads(max_running=8, max_stuck=32)
-"""Threads for DNS lookups. Clients choose the names, so a dead name server must not block other work of the process."""
+_LOOKUPS = Threads(max_running=32, max_stuck=64, max_per_owner=2)
+"""Threads for DNS lookups. Clients choose the names, so a dead name server must neither block other work of the
+process nor the lookups of other principals."""
 
 
 class UnsafeAddress(Exception):
@@ -59,8 +60,13 @@ def _extract_ipv4(address: IPv6Address) -> IPv4Address | None:
     return address.ipv4_mapped or address.sixtofour
 
 
-async def resolve_addresses(url: httpx.URL, *, allow_private: bool = False) -> list[str]:
+async def resolve_addresses(url: httpx.URL, *, owner: str | None, allow_private: bool = False) -> list[str]:
     """Resolve the host of a URL.
+
+    Args:
+        url: The URL.
+        owner: Principal whose lookups share two threads. None for no limit.
+        allow_private: Whether to allow private addresses.
 
     Raises:
         UnsafeAddress: If the host cannot be resolved, or an address is not public and private ones are not allowed.
@@ -69,7 +75,7 @@ async def resolve_addresses(url: httpx.URL, *, allow_private: bool = False) -> l
     try:
         async with asyncio.timeout(_DNS_TIMEOUT):
             infos = await run_in_thread(
-                lambda: socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM), threads=_LOOKUPS
+                lambda: socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM), threads=_LOOKUPS, owner=owner
             )
     except (OSError, UnicodeError, TimeoutError, RxloopError):
         raise UnsafeAddress(f"cannot resolve the host {url.host!r}") from None
@@ -95,7 +101,13 @@ def read_url(text: str) -> httpx.URL:
 
 
 async def post(
-    client: httpx.AsyncClient, text: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool
+    client: httpx.AsyncClient,
+    text: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    owner: str | None,
+    allow_private: bool,
 ) -> int:
     """Send a POST request to a webhook and return the status code. Redirects are not followed.
 
@@ -107,6 +119,7 @@ async def post(
         text: Webhook URL.
         body: Request body.
         headers: Request headers.
+        owner: As for `resolve_addresses`.
         allow_private: Whether to allow private addresses.
 
     Raises:
@@ -114,7 +127,7 @@ async def post(
         httpx.HTTPError: If the request fails.
     """
     url = read_url(text)
-    addresses = await resolve_addresses(url, allow_private=allow_private)
+    addresses = await resolve_addresses(url, owner=owner, allow_private=allow_private)
     headers = {**headers, "host": url.netloc.decode("ascii")}
     while True:
         request = client.build_request("POST", url.copy_with(host=addresses.pop(0)), content=body, headers=headers)
