@@ -13,6 +13,7 @@ from typing_extensions import override
 from rxloop import Agent, Event, Limits, MemoryEventLog
 from rxloop.pipeline import records
 from rxloop.recorded import replay
+from rxloop.run.log_writer import LogWriter
 from rxloop.server import Principal, ServerLimits, http
 from rxloop.server.core import computations
 from rxloop.server.core.account import Account
@@ -170,6 +171,22 @@ async def test_copied_events_of_a_fork_are_published_in_parts(monkeypatch: pytes
     assert seqs == [*range(1, len(seqs) + 1)]
     assert len(turns) > 1_192
     assert max(turns.count(each) for each in {*turns}) <= 200
+
+
+async def test_copied_events_of_a_fork_are_added_to_the_log_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, added = MemoryEventLog(), list[int]()
+    await store_long_run(log, steps=240)
+    add = LogWriter.add
+
+    def watch(writer: LogWriter, event: Event) -> None:
+        added.append(event.seq)
+        add(writer, event)
+
+    monkeypatch.setattr(LogWriter, "add", watch)
+    run = Agent(ScriptedModel("Found."), name="searcher", log=log, limits=Limits(iterations=500)).fork("long", at=1_192)
+    await run
+    assert [event.seq for event in await log.read(run.task_id)] == [*range(1, added[-1] + 1)]
+    assert added[0] == 1_192
 
 
 async def test_messages_of_a_long_conversation_are_encoded_outside_of_the_event_loop(

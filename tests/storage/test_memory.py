@@ -10,7 +10,7 @@ from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.storage import MemoryEventLog
-from rxloop.storage import memory as memory_module
+from rxloop.storage import memory_run
 from rxloop.testing import ScriptedModel, virtual_time
 
 TASK = TaskEvent(seq=1, messages=[Message.user("Hi")], model="m", agent_name="helper")
@@ -108,14 +108,14 @@ async def test_cost_of_a_conversation_does_not_depend_on_other_runs() -> None:
 
 async def test_records_of_earlier_turns_are_not_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
     created = 0
-    make_record = memory_module._Run._make_record
+    make_record = memory_run.MemoryRun._make_record
 
-    def count(run: memory_module._Run) -> RunRecord:
+    def count(run: memory_run.MemoryRun) -> RunRecord:
         nonlocal created
         created += 1
         return make_record(run)
 
-    monkeypatch.setattr(memory_module._Run, "_make_record", count)
+    monkeypatch.setattr(memory_run.MemoryRun, "_make_record", count)
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(*map(str, range(60))), log=log)
     counts: list[int] = []

@@ -254,9 +254,7 @@ async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
     """
     recorder, writer = attempt.recorder, attempt.recorder.writer
     if writer is not None:
-        for event in attempt.earlier_events:
-            if event.seq > writer.durable_seq:
-                writer.add(event)
+        writer.add_copied(attempt.earlier_events)
     recorded = [recorder.record(event) for event in first]
     # An attempt that only ends the run is logged as one batch, to avoid showing the run as working.
     ends_at_once = recorder.has_events and attempt.lifetime.is_ending

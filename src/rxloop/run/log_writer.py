@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.event_log import EventLog
@@ -85,6 +87,13 @@ class LogWriter:
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
         elif len(self._buffer) > MAX_PENDING:
             self._set_gate(True)
+
+    def add_copied(self, events: Sequence[Event]) -> None:
+        """Add all durable events at once that are not in the log, so that one batch contains them."""
+        new = events[bisect_right(events, self.durable_seq, key=attrgetter("seq")) :]
+        if new and self.error is None:
+            self._buffer += new[:-1]
+            self.add(new[-1])
 
     async def flush(self) -> int:
         """Wait until all added events have been logged.

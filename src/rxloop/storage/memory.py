@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -26,18 +23,25 @@ from rxloop.pipeline.records import (
     RunQuery,
     RunRecord,
     Until,
-    compute_state,
-    find_creation_time,
-    find_last_end,
     finishes,
     get_conversation,
 )
 from rxloop.protocol.commands import Command
 from rxloop.protocol.envelope import COMMAND_ID
-from rxloop.protocol.events import WAITING, Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.protocol.events import WAITING, Event, State
 from rxloop.protocol.ids import make_conversation_key, split_conversation_key
-from rxloop.storage.rules import check_batch, check_finished, count_repeats, make_conflict_error, make_unknown_run_error
+from rxloop.storage.memory_run import MemoryRun
+from rxloop.storage.rules import (
+    BatchParts,
+    check_batch,
+    check_finished,
+    count_repeats,
+    make_conflict_error,
+    make_unknown_run_error,
+    split_batch,
+)
 from rxloop.support.tasks import CLOCK
+from rxloop.support.threads import compute
 
 if TYPE_CHECKING:
     from rxloop.pipeline.records import HistoryQuery, Snapshot
@@ -64,9 +68,9 @@ class MemoryEventLog(EventLog):
         """
         self.accepts_empty_owner = True
         self.keeps_deltas = keep_deltas
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, MemoryRun] = {}
         # Indexed by conversation ID and key, so that the cost of a run does not depend on the total number of runs.
-        self._by_context: dict[str, dict[str, dict[str, _Run]]] = {}
+        self._by_context: dict[str, dict[str, dict[str, MemoryRun]]] = {}
         self._count = 0
         self._artifacts: ArtifactStore | None = None
 
@@ -77,23 +81,28 @@ class MemoryEventLog(EventLog):
             ConflictError: If the last stored `seq` is different, because another writer appends to the run.
             EventLogError: If an event has the wrong number, or is transient and `keep_deltas` is False.
         """
-        run = self._runs.get(task_id)
-        last_seq = len(run.events) if run is not None else 0
-        check_batch(task_id, events, expected_seq, self.keeps_deltas)
+
+        def check() -> BatchParts:
+            check_batch(task_id, events, expected_seq, self.keeps_deltas)
+            return split_batch(events)
+
+        parts = await compute(check, steps=len(events))
         if not events:
             return
+        run = self._runs.get(task_id)
+        last_seq = len(run.events) if run is not None else 0
         if last_seq != expected_seq:
             new = count_repeats(events, last_seq) if run is not None and writer and writer == run.writer else None
             if run is None or new is None or not run.contains(events[:new]):
                 raise make_conflict_error(task_id, expected_seq, last_seq)
-            events = [event for event in events[new:] if event.durable or not run.contains([event])]
+            parts = split_batch([event for event in events[new:] if event.durable or not run.contains([event])])
         if run is None:
             first = events[0]
             self._count += 1
-            run = _Run(task_id, first.context_id, get_conversation(first), self._count, CLOCK.get().monotonic())
+            run = MemoryRun(task_id, first.context_id, get_conversation(first), self._count, CLOCK.get().monotonic())
             conversations = self._by_context.setdefault(run.context_id, {})
             self._runs[task_id] = conversations.setdefault(run.conversation, {})[task_id] = run
-        run.extend(events, writer)
+        run.extend(parts, writer)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
         """Return events after `after_seq`, implementing `EventLog.read`.
@@ -269,16 +278,16 @@ class MemoryEventLog(EventLog):
     async def aclose(self) -> None:
         """Do nothing. The events remain available."""
 
-    def _run(self, task_id: str) -> _Run:
+    def _run(self, task_id: str) -> MemoryRun:
         try:
             return self._runs[task_id]
         except KeyError:
             raise make_unknown_run_error(task_id) from None
 
-    def _get_conversation(self, key: str) -> dict[str, _Run]:
+    def _get_conversation(self, key: str) -> dict[str, MemoryRun]:
         return self._by_context.get(split_conversation_key(key)[0], {}).get(key, {})
 
-    def _has_answer(self, run: _Run) -> bool:
+    def _has_answer(self, run: MemoryRun) -> bool:
         """Return True if the run waits for input and has an unapplied answer or cancel command."""
         commands = self.local.get(LocalInbox).read(run.task_id)
         if not commands or run.state not in WAITING:
@@ -287,7 +296,7 @@ class MemoryEventLog(EventLog):
         applied = max((event.metadata.get(COMMAND_ID, 0) for event in own), default=0)
         return any(number > applied and command.kind != "message" for number, command in commands)
 
-    def _remove(self, run: _Run) -> None:
+    def _remove(self, run: MemoryRun) -> None:
         self.local.get(LocalInbox).remove(run.task_id)
         del self._runs[run.task_id]
         conversations = self._by_context[run.context_id]
@@ -299,102 +308,10 @@ class MemoryEventLog(EventLog):
             del self._by_context[run.context_id]
 
 
-@dataclass(slots=True)
-class _Run:
-    """Stored run. The event with `seq` n has index n - 1."""
-
-    task_id: str
-    context_id: str
-    conversation: str
-    """Conversation key."""
-    number: int
-    """Position of the run in order of arrival."""
-    inserted_at: float
-    """Monotonic arrival time in seconds."""
-    events: list[Event] = field(default_factory=list[Event])
-    deltas: list[Event] = field(default_factory=list[Event])
-    state: State = "submitted"
-    end: StatusUpdateEvent | None = None
-    writer: str = ""
-    cached_record: RunRecord | None = None
-    # One future per waiting follower, created in the follower's event loop.
-    waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
-
-    def extend(self, events: Sequence[Event], writer: str) -> None:
-        durable = [event for event in events if event.durable]
-        if durable:
-            self.writer, self.cached_record = writer, None
-        self.events.extend(durable)
-        self.deltas.extend(event for event in events if not event.durable)
-        self.state = compute_state(self.state, durable)
-        self.end = find_last_end(durable) or self.end
-        for waiter in self.waiters:
-            # Setting a result on a closed loop would raise an exception.
-            if not waiter.done() and not waiter.get_loop().is_closed():
-                waiter.set_result(None)
-        self.waiters.clear()
-
-    def contains(self, events: Sequence[Event]) -> bool:
-        """Return True if identical events are already stored."""
-        stored = {_sort_key(event): event for event in (*self.events, *self.deltas)}
-        pairs = ((stored.get(_sort_key(event)), event) for event in events)
-        return all(one is not None and one.to_json() == event.to_json() for one, event in pairs)
-
-    def get_events(self, position: tuple[int, int], deltas: bool) -> list[Event]:
-        """Return sorted events after a position."""
-        durable = self.events[position[0] :]
-        if not (deltas and self.deltas):
-            return durable
-        return list(merge(durable, self.deltas[bisect_right(self.deltas, position, key=_sort_key) :], key=_sort_key))
-
-    @property
-    def idle(self) -> bool:
-        """True if the last attempt has ended. The end of a nested run does not count."""
-        last = self.events[-1]
-        return ends_attempt(last)
-
-    async def wait_for_events(self) -> None:
-        """Wait for the next batch."""
-        waiter = asyncio.get_running_loop().create_future()
-        self.waiters.add(waiter)
-        try:
-            await waiter
-        finally:
-            self.waiters.discard(waiter)
-
-    def record(self) -> RunRecord:
-        # Cached, because each turn of a conversation reads the records of all earlier turns.
-        self.cached_record = self.cached_record or self._make_record()
-        return self.cached_record
-
-    def _make_record(self) -> RunRecord:
-        first, last = self.events[0], self.events[-1]
-        task = first if isinstance(first, TaskEvent) else None
-        return RunRecord(
-            task_id=self.task_id,
-            context_id=self.context_id,
-            agent_name=task.agent_name if task else "",
-            model=task.model if task else "",
-            owner=task.owner if task else None,
-            metadata=first.metadata,
-            usage=self.end.usage if self.end else None,
-            error=self.end.error if self.end else None,
-            state=self.state,
-            attempt=last.attempt,
-            seq=last.seq,
-            created=find_creation_time(self.events),
-            updated=last.timestamp,
-        )
-
-
-def _select_first_runs(runs: Iterable[tuple[_Run, RunRecord]]) -> Iterator[tuple[_Run, RunRecord]]:
+def _select_first_runs(runs: Iterable[tuple[MemoryRun, RunRecord]]) -> Iterator[tuple[MemoryRun, RunRecord]]:
     """Yield each conversation's first run."""
     seen = set[str]()
     for run, record in runs:
         if run.conversation not in seen:
             seen.add(run.conversation)
             yield run, record
-
-
-def _sort_key(event: Event) -> tuple[int, int]:
-    return event.seq, event.sub

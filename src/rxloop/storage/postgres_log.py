@@ -36,6 +36,7 @@ from rxloop.storage.postgres.schema import migrate
 from rxloop.storage.postgres.serial_connection import T
 from rxloop.storage.rules import check_batch
 from rxloop.storage.tail import Page, Position, follow_events
+from rxloop.support.threads import compute
 
 log = logging.getLogger("rxloop")
 
@@ -111,13 +112,17 @@ class PostgresEventLog(EventLog):
             LogUnreachable: If the server did not respond within `timeout`. The batch may have been stored.
             EventLogError: If an event has the wrong number, or the server rejects the batch.
         """
-        check_batch(task_id, events, expected_seq, self.passes_deltas)
-        if not events:
-            return
         engine = self._engine()
         has_lease = engine.leases.has(task_id)
-        batch = Batch(task_id, events, expected_seq, writer, has_lease=has_lease, live=not self.keeps_deltas)
-        await engine.writer.append(batch)
+
+        def encode() -> Batch | None:
+            check_batch(task_id, events, expected_seq, self.passes_deltas)
+            options = {"has_lease": has_lease, "live": not self.keeps_deltas}
+            return Batch(task_id, events, expected_seq, writer, **options) if events else None
+
+        batch = await compute(encode, steps=len(events))
+        if batch is not None:
+            await engine.writer.append(batch)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Sequence[Event]:
         """Return events after `after_seq`, implementing `EventLog.read`.

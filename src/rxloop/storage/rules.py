@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
 from rxloop.errors import ConflictError, EventLogError, LogRolledBack, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import FINISHED, RunFilter, Until, finishes
-from rxloop.protocol.events import Event, State, ends_attempt
+from rxloop.protocol.events import Event, State, StatusUpdateEvent, ends_attempt
 from rxloop.protocol.ids import make_conversation_key
 
 
@@ -46,6 +47,22 @@ def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, keeps_
             )
         else:
             sub = event.sub
+
+
+class BatchParts(NamedTuple):
+    """Events of a batch by kind."""
+
+    durable: Sequence[Event]
+    transient: Sequence[Event]
+    statuses: Sequence[StatusUpdateEvent]
+    """Durable events that may change the record of the run."""
+
+
+def split_batch(events: Sequence[Event]) -> BatchParts:
+    """Return the events of a batch by kind."""
+    durable = [event for event in events if event.durable]
+    transient = [event for event in events if not event.durable]
+    return BatchParts(durable, transient, [event for event in durable if isinstance(event, StatusUpdateEvent)])
 
 
 def check_append(

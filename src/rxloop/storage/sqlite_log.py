@@ -39,8 +39,9 @@ from rxloop.storage.sqlite.followers import Followers
 from rxloop.storage.sqlite.leases import Lease, is_orphaned, list_orphaned
 from rxloop.storage.sqlite.reads import Corrupt, StatusPage
 from rxloop.storage.sqlite.worker import Worker
-from rxloop.storage.sqlite.writer import Writer, insert_command, remove_run, trim
+from rxloop.storage.sqlite.writer import Writer, insert_command, is_large, remove_run, trim
 from rxloop.storage.tail import Position, Tail, Tails, follow_events
+from rxloop.support.threads import compute
 
 T = TypeVar("T")
 
@@ -111,6 +112,8 @@ class SqliteEventLog(EventLog):
             EventLogError: If an event has the wrong number, or the file is not writable.
         """
         if not self.append_now(task_id, events, expected_seq=expected_seq, writer=writer):
+            if is_large(events):
+                await compute(partial(check_batch, task_id, events, expected_seq, self.keeps_deltas), steps=len(events))
             await self._writer.append(task_id, events, expected_seq, writer)
             self._followers.wake_followers(task_id)
 
@@ -124,6 +127,9 @@ class SqliteEventLog(EventLog):
             ConflictError: As in `append`.
             EventLogError: As in `append`.
         """
+        if is_large(events):
+            # The caller uses `append`, which checks them outside of the event loop.
+            return False
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:
             return True

@@ -44,6 +44,11 @@ _MAX_DIRECT_SIZE = 1 << 17
 """The same in bytes. Writing megabytes would block the event loop."""
 
 
+def is_large(events: Sequence[Event]) -> bool:
+    """Return True if a batch must be written in the thread."""
+    return len(events) > _MAX_DIRECT_EVENTS
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """Batch waiting for the writer thread."""
@@ -75,14 +80,12 @@ class Writer:
         self._batches: deque[_Batch] = deque()
 
     def append_now(self, task_id: str, events: Sequence[Event], expected_seq: int, writer: str) -> bool:
-        """Append a batch on the calling thread, or return False if this could block.
+        """Append a batch that is not large on the calling thread, or return False if this could block.
 
         Raises:
             ConflictError: If the last stored `seq` is different.
             EventLogError: If writing the file fails.
         """
-        if len(events) > _MAX_DIRECT_EVENTS:
-            return False
         encoded = _encode(events)
         if sum(len(data) for _, data in encoded) > _MAX_DIRECT_SIZE:
             return False
