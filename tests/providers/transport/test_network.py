@@ -7,6 +7,8 @@ import contextlib
 import select
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from http.cookiejar import CookieJar
 from typing import Any
 
 import anyio
@@ -173,6 +175,26 @@ async def test_requests_use_an_instrumented_transport_of_httpx(server: Server, m
     await collect(provider.call(REQUEST))
     await provider.aclose()
     assert hosts == ["127.0.0.1"]
+
+
+async def test_only_responses_that_set_cookies_are_searched_for_cookies(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract, searched = CookieJar.extract_cookies, list[str]()
+
+    def record(jar: CookieJar, response: Any, request: Any) -> None:
+        searched.append(response.info()["set-cookie"])
+        extract(jar, response, request)
+
+    monkeypatch.setattr(CookieJar, "extract_cookies", record)
+    plain = text_reply("Hello")
+    server.answer(plain, replace(plain, headers={"set-cookie": "a=1"}), plain)
+    provider = chat_model(server, transport="httpx")
+    for _ in range(3):
+        await collect(provider.call(REQUEST))
+    await provider.aclose()
+    assert searched == ["a=1"]
+    assert [request.headers.get("cookie") for request in server.requests] == [None, None, "a=1"]
 
 
 class BrokenStream(httpcore.AsyncNetworkStream):

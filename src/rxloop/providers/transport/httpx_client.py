@@ -33,6 +33,30 @@ STREAMS = 4
 """Streams per client. httpcore scans all connections of a pool for each request, so small pools are faster."""
 
 
+class _Cookies(httpx.Cookies):
+    """Cookies of one endpoint."""
+
+    def extract_cookies(self, response: httpx.Response) -> None:
+        """Add the cookies that a response sets, if any."""
+        # httpx would convert the headers of every request and response for the standard library, which takes as long as
+        # sending the request.
+        if "set-cookie" in response.headers:
+            super().extract_cookies(response)
+
+
+class _AsyncClient(httpx.AsyncClient):
+    """httpx client of one endpoint."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, timeout=None)
+        self._endpoint_cookies = _Cookies()
+
+    @property
+    def cookies(self) -> httpx.Cookies:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Cookies from earlier responses."""
+        return self._endpoint_cookies
+
+
 class HttpxClient:
     """Client of one provider over an httpx client.
 
@@ -62,7 +86,7 @@ class HttpxClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=STREAMS, keepalive_expiry=keep_seconds)
         if has_proxy():
             # httpx ignores the proxy variables if a transport is passed.
-            http = httpx.AsyncClient(verify=certificates, limits=limits, timeout=None)
+            http = _AsyncClient(verify=certificates, limits=limits)
         else:
             pool = httpcore.AsyncConnectionPool(
                 certificates,
@@ -71,7 +95,7 @@ class HttpxClient:
                 keepalive_expiry=limits.keepalive_expiry,
                 network_backend=Backend(),
             )
-            http = httpx.AsyncClient(transport=PoolTransport(pool), timeout=None)
+            http = _AsyncClient(transport=PoolTransport(pool))
         return cls(http, timeouts, streamed, owned=True)
 
     @property
