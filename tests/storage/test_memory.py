@@ -9,8 +9,7 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
-from rxloop.storage import MemoryEventLog
-from rxloop.storage import memory_run
+from rxloop.storage import MemoryEventLog, memory_run
 from rxloop.testing import ScriptedModel, virtual_time
 
 TASK = TaskEvent(seq=1, messages=[Message.user("Hi")], model="m", agent_name="helper")
