@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
+from reactivex import operators as ops
 from typing_extensions import override
 
-from rxloop import Agent, Event, Limits, MemoryEventLog
+from rxloop import Agent, Event, Limits, MemoryEventLog, Runtime, follow
 from rxloop.pipeline import records
 from rxloop.recorded import replay
 from rxloop.run.log_writer import LogWriter
@@ -25,6 +26,7 @@ from rxloop.support.threads import run_in_thread
 from rxloop.testing import ScriptedModel
 from rxloop.thinking.graph import ThoughtGraph
 from support.api_server import make_client, serve_api
+from support.long_runs import count_turns
 from support.run_checks import wait_until
 from support.viewer_runs import store_long_run
 
@@ -134,6 +136,18 @@ async def test_events_of_a_request_are_freed_in_parts_at_its_end() -> None:
         assert events == []
 
 
+@pytest.mark.parametrize("kind", ["log", "runtime"])
+async def test_other_tasks_run_while_a_long_run_is_followed(kind: str) -> None:
+    log = MemoryEventLog()
+    await store_long_run(log, steps=240)
+    runtime = Runtime({"clerk": make_clerk()}, log=log)
+    events = follow(log, "long") if kind == "log" else runtime.follow("long")
+    async with runtime, count_turns() as turns:
+        await events.pipe(ops.do_action(lambda event: turns.count_item()), ops.last())
+    assert turns.items.total() == 1_203
+    assert max(turns.items.values()) <= 200
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_request_for_a_long_run_counts_as_a_stream(path: str) -> None:
     limits = ServerLimits(streams=1)
@@ -148,29 +162,16 @@ async def test_request_for_a_long_run_counts_as_a_stream(path: str) -> None:
 
 
 async def test_copied_events_of_a_fork_are_published_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, turns, turn = MemoryEventLog(), list[int](), 0
+    log = MemoryEventLog()
     await store_long_run(log, steps=240)
-    publish = Hub.publish
-
-    def record_turn(hub: Hub, event: Event) -> None:
-        turns.append(turn)
-        publish(hub, event)
-
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(Hub, "publish", record_turn)
     agent = Agent(ScriptedModel("Found."), name="searcher", log=log, limits=Limits(iterations=500))
-    counter = asyncio.create_task(count_turns())
-    run = agent.fork("long", at=1_192)
-    seqs = [event.seq async for event in run if event.durable]
-    counter.cancel()
+    async with count_turns() as turns:
+        monkeypatch.setattr(Hub, "publish", turns.watch(Hub.publish))
+        run = agent.fork("long", at=1_192)
+        seqs = [event.seq async for event in run if event.durable]
     assert seqs == [*range(1, len(seqs) + 1)]
-    assert len(turns) > 1_192
-    assert max(turns.count(each) for each in {*turns}) <= 200
+    assert turns.items.total() > 1_192
+    assert max(turns.items.values()) <= 200
 
 
 async def test_copied_events_of_a_fork_are_added_to_the_log_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from rxloop import Agent, ContextCompressedEvent, Event, Limits, Message, ModelRequest, op, tool
@@ -36,3 +39,41 @@ def request_messages(request: ModelRequest) -> list[Message]:
 
 def compressions(events: Sequence[Event]) -> list[ContextCompressedEvent]:
     return [event for event in events if isinstance(event, ContextCompressedEvent)]
+
+
+class Turns:
+    """Turns of the event loop in which items were processed."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.items = Counter[int]()
+        """Number of items by turn."""
+
+    def count_item(self) -> None:
+        self.items[self.current] += 1
+
+    def watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that counts each call as an item."""
+
+        def watched(*args: Any, **options: Any) -> Any:
+            self.count_item()
+            return function(*args, **options)
+
+        return watched
+
+
+@asynccontextmanager
+async def count_turns() -> AsyncGenerator[Turns]:
+    """Count the turns of the event loop during the block."""
+    turns = Turns()
+
+    async def count() -> None:
+        while True:
+            turns.current += 1
+            await asyncio.sleep(0)
+
+    counter = asyncio.create_task(count())
+    try:
+        yield turns
+    finally:
+        counter.cancel()

@@ -17,6 +17,10 @@ WINDOW_BYTES = 1 << 18
 """Size of the events that a source of decoded events delivers before they are read."""
 
 
+_EVENTS_PER_TURN = 200
+"""Number of events that such a source delivers before other tasks can run."""
+
+
 class Gate:
     """Gate that pauses the sockets of a run while a reader with overflow="block" is too slow.
 
@@ -57,7 +61,7 @@ class WindowedPush:
 
     def __init__(self, push: Callable[[Any], None], gate: Gate) -> None:
         self._push, self._gate = push, gate
-        self._size = 0
+        self._size = self._count = 0
         self._buffers: set[ReadBuffer] = set()
 
     async def __call__(self, event: Event) -> None:
@@ -73,6 +77,10 @@ class WindowedPush:
             self._size = 0
             while self._buffers:
                 await self._buffers.pop().wait_until_read()
+        self._count += 1
+        if self._count % _EVENTS_PER_TURN == 0:
+            # The events of a log in memory have no size, and a view may not pass them to a buffer.
+            await asyncio.sleep(0)
         if self._gate.closed:
             await self._gate.wait()
 
