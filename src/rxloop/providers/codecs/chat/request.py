@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 from mimetypes import guess_extension
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from rxloop.pipeline.requests import ModelRequest
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.media import ResolvedMedia, resolve
 from rxloop.protocol.messages import Message, Part, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings
@@ -43,10 +43,24 @@ _AUDIO_FORMATS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
 
+class _Frame(NamedTuple):
+    """Encoded request without its messages. It is the same for most requests of a run."""
+
+    settings: ModelSettings
+    tools: tuple[ToolDefinition, ...]
+    response_schema: dict[str, Any] | None
+    start: bytes
+    """Body up to the messages."""
+    end: bytes
+    """Body after the messages."""
+    remainder: str | None
+    """Text about the tools for a system message. None if the settings replace the messages."""
+
+
 class RequestEncoder:
     """Request encoder for one model.
 
-    Encoded messages and tools are cached, so only new messages need to be processed.
+    Encoded messages, settings and tools are cached, so only new messages need to be processed.
     """
 
     def __init__(self, model: str, preset: Preset, stream: bool) -> None:
@@ -69,12 +83,26 @@ class RequestEncoder:
         )
         self._format: tuple[dict[str, Any] | None, dict[str, Any] | None, str | None] = (None, None, None)
         self.tools = ToolAdapter(OPENAI, strict=preset.strict, longest_description=preset.longest_description)
+        self._frame: _Frame | None = None
         self._tools: tuple[VendorTools | None, bytes] = (None, b"")
         self._name = model if preset.nameless else f"{preset.name}:{model}"
         self._reported: set[str] = set()
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
         """Encode the request body. `notice` is called if unsupported parts are dropped."""
+        frame = self._frame
+        if (
+            frame is None
+            or frame.settings is not request.settings
+            or frame.tools is not request.tools
+            or frame.response_schema is not request.response_schema
+        ):
+            frame = self._frame = self._make_frame(request, notice)
+        if frame.remainder is None:
+            return frame.start + frame.end
+        return b"".join((frame.start, self._encode_messages(request, frame.remainder, notice), frame.end))
+
+    def _make_frame(self, request: ModelRequest, notice: Notice) -> _Frame:
         extra = request.settings.extra_body
         tools = self.tools.adapt(request.tools)
         fields = self._make_fields(request, tools)
@@ -84,18 +112,17 @@ class RequestEncoder:
             mine = fields.get(name) if name != "response_format" else None
             both = isinstance(mine, dict) and isinstance(value, dict)
             fields[name] = {**cast("dict[str, Any]", mine), **cast("dict[str, Any]", value)} if both else value
-        parts = [dumps(fields)[:-1]]
-        if "messages" not in extra:
-            parts.append(b',"messages":[')
-            parts += (self._encode_messages(request, tools.rest, notice), b"]")
+        start, end = dumps(fields)[:-1], b"}"
         server_tools = self._split_server_tools(request.settings)[0]
         if (request.tools or server_tools) and "tools" not in extra:
             listed = self._encode_tools(tools)
             if server_tools:
                 listed = b"[" + b",".join(filter(None, (listed[1:-1], dumps(server_tools)[1:-1]))) + b"]"
-            parts += (b',"tools":', listed)
-        parts.append(b"}")
-        return b"".join(parts)
+            end = b"".join((b',"tools":', listed, end))
+        remainder = None
+        if "messages" not in extra:
+            start, end, remainder = start + b',"messages":[', b"]" + end, tools.rest
+        return _Frame(request.settings, request.tools, request.response_schema, start, end, remainder)
 
     def _make_fields(self, request: ModelRequest, tools: VendorTools) -> dict[str, Any]:
         settings, preset = request.settings, self._preset
