@@ -31,8 +31,11 @@ class Server:
     async def start(self) -> str:
         """Start a run that waits for an approval."""
         answer = await self.request("POST", "/runs?wait=9", PROMPT)
-        assert answer.status == 200, answer
-        return (await self.runtime.log.list_runs(newest_first=True, limit=1))[0].task_id
+        task_id = (await self.runtime.log.list_runs(newest_first=True, limit=1))[0].task_id
+        # The server may limit the wait.
+        while '"state":"input-required"' not in answer.text:
+            answer = await self.request("GET", f"/runs/{task_id}?wait=9")
+        return task_id
 
 
 @asynccontextmanager

@@ -256,7 +256,7 @@ async def test_webhook_deleted_by_another_process_gets_no_more_notifications(tmp
 
 async def test_timeout_of_a_webhook_includes_its_whole_answer() -> None:
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.CancelledError):
             writer.write(b"HTTP/1.1 200 OK\r\nx: ")
             while not writer.is_closing():
                 writer.write(b"x")
