@@ -91,8 +91,8 @@ def test_tool_call_creates_one_request_and_two_tasks(report: dict[str, Any]) -> 
     assert more["tasks"] == 2 * calls
     for name in ("copies", "ids", "subscriptions"):
         assert (name, more[name]) == (name, 0)
-    # Once each for the request, the model response and the tool result.
-    assert more["serialisations"] == 3 * calls
+    # Once each for the model response and the tool result, because the rest of the request does not change.
+    assert more["serialisations"] == 2 * calls
     # Once for the arguments.
     assert more["validations"] == calls
 
@@ -101,8 +101,8 @@ def test_tool_call_creates_almost_no_garbage(report: dict[str, Any]) -> None:
     calls, ours = find_difference(report, "calls", "tools")
     _, bare = find_difference(report, "calls", "bare")
 
-    # httpx creates about 40 objects per request.
-    assert (ours["garbage"] - bare["garbage"]) / calls <= 16
+    # httpx creates about 40 objects per request of the manual loop, half of them to search its response for cookies.
+    assert (ours["garbage"] - bare["garbage"]) / calls <= 0
 
 
 def test_cost_of_a_tool_call_does_not_grow_during_a_run(report: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ def test_tool_call_needs_few_more_calls_than_a_manual_loop(report: dict[str, Any
     _, ours = find_difference(report, "calls", "tools")
     _, bare = find_difference(report, "calls", "bare")
 
-    assert 1 < ours["calls"] / bare["calls"] <= 1.75
+    assert 1 < ours["calls"] / bare["calls"] <= 1.3
 
 
 def test_features_do_not_change_the_work(report: dict[str, Any]) -> None:
