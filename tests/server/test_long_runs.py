@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from operator import is_
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from rxloop.pipeline import records
 from rxloop.recorded import replay
 from rxloop.run.log_writer import LogWriter
 from rxloop.server import Principal, ServerLimits, http
+from rxloop.server.agui.fold import Writer
+from rxloop.server.agui.messages import Messages, StreamOptions
 from rxloop.server.core import computations
 from rxloop.server.core.account import Account
+from rxloop.server.core.chat_fold import ChatFold
 from rxloop.server.http import reads
 from rxloop.state import earlier_attempts
 from rxloop.storage import conversation
@@ -213,6 +217,18 @@ async def test_messages_of_a_long_conversation_are_encoded_outside_of_the_event_
     assert len(messages) == 601
     assert len(threads) == 3
     assert threading.get_ident() not in threads
+
+
+async def test_complete_messages_of_agui_clients_are_not_copied_for_each_snapshot() -> None:
+    log, messages = MemoryEventLog(), Messages()
+    await store_long_run(log, steps=100)
+    fold = ChatFold(Writer(StreamOptions("talk", "", after=1_000), messages).take)
+    for event in await log.read("long"):
+        fold.take_public(event)
+    snapshot = messages.all(activities=True)
+    assert len(snapshot) == 201
+    assert snapshot[1]["toolCalls"][0]["function"] == {"name": "search", "arguments": "{}"}
+    assert all(map(is_, snapshot, messages.all(activities=True)))
 
 
 async def test_openapi_document_is_created_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

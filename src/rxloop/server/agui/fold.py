@@ -293,8 +293,7 @@ class Writer:
                 name = event.step or "answer"
                 self._start_step("STEP_STARTED", "STEP_FINISHED", {**self._make_tag(event), "stepName": name})
             case changes.StepEnded(event, id, outcome):
-                name = event.step or "answer"
-                self._close(frame("STEP_FINISHED", {**self._make_tag(event), "stepName": name}))
+                self._close(frame("STEP_FINISHED", {**self._make_tag(event), "stepName": event.step or "answer"}))
                 self._discard(id, outcome == "discarded")
                 self._steps.pop(id, None)
                 if outcome != "discarded":
@@ -363,6 +362,7 @@ class Writer:
 
     def _close_message(self, id: str) -> None:
         self._heads.pop(id, None)
+        self._messages.close(id)
         end = frame("TEXT_MESSAGE_END", {"messageId": id})
         if end in self._open:
             self._close(end)
@@ -371,6 +371,7 @@ class Writer:
 
     def _close_call(self, id: str) -> None:
         self._heads.pop(id, None)
+        self._messages.close_call(id)
         self._close(frame("TOOL_CALL_END", {"toolCallId": id}))
 
     def _discard(self, step: str, is_discarded: bool) -> None:

@@ -39,6 +39,10 @@ class Messages:
         self._load = load
         self._messages: dict[str, Data] = {}
         self._texts: dict[str, list[str]] = {}
+        """Deltas of open messages by id."""
+        self._arguments: dict[str, list[str]] = {}
+        """Argument deltas of open calls by id."""
+        self._calls: dict[str, Data] = {}
         self._results: dict[str, list[str]] = {}
         """Call results by message id."""
         self._callers: dict[str, str] = {}
@@ -60,7 +64,12 @@ class Messages:
         """Open a message for text and return its list of deltas."""
         if id not in self._messages:
             self.add(id, role, subagentRunId=owner)
-        return self._texts.setdefault(id, [])
+        return self._texts.setdefault(id, [self._messages[id].get("content", "")])
+
+    def close(self, id: str) -> None:
+        """Join the deltas of a message, so that they are not joined again for each snapshot."""
+        if (deltas := self._texts.pop(id, None)) is not None and id in self._messages:
+            self._messages[id]["content"] = "".join(deltas)
 
     def start_call(self, id: str, name: str, message: str, owner: str | None) -> list[str]:
         """Add a call to a message, returning the list for argument deltas."""
@@ -68,12 +77,19 @@ class Messages:
             self.add(message, "assistant", subagentRunId=owner)
         call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
         self._messages[message].setdefault("toolCalls", []).append(call)
-        self._callers[id] = message
-        return self._texts.setdefault(f"call {id}", [])
+        self._callers[id], self._calls[id] = message, call
+        return self._arguments.setdefault(id, [])
+
+    def close_call(self, id: str) -> None:
+        """Join the argument deltas of a call."""
+        if (deltas := self._arguments.pop(id, None)) is not None:
+            self._calls[id]["function"]["arguments"] = "".join(deltas)
 
     def revise_call(self, id: str, arguments: str) -> None:
         """Replace a call's arguments."""
-        self._texts[f"call {id}"] = [arguments]
+        self._arguments.pop(id, None)
+        if id in self._calls:
+            self._calls[id]["function"]["arguments"] = arguments
 
     def answer(self, id: str, call: str, content: Any, owner: str | None) -> None:
         """Add a call's result after the calling message."""
@@ -90,45 +106,58 @@ class Messages:
     def drop_call(self, id: str) -> None:
         """Remove a call, including its message if nothing else remains."""
         message = self._messages.get(self._callers.pop(id, ""))
+        self._calls.pop(id, None)
+        self._arguments.pop(id, None)
         if message is None:
             return
         message["toolCalls"] = [call for call in message["toolCalls"] if call["id"] != id]
         if not message["toolCalls"]:
             del message["toolCalls"]
-            if not self._texts.get(message["id"]):
+            if not self._read_text(message):
                 self.drop([message["id"]])
 
     def all(self, *, activities: bool) -> list[Data]:
-        """Return all messages in order."""
+        """Return all messages in order. Do not change them, because complete messages are not copied."""
         own: list[Data] = []
-        results = {each for ids in self._results.values() for each in ids}
+        unfinished = {*self._texts, *(self._callers[call] for call in self._arguments)}
+        # Results follow their calls.
+        omitted = {"tool"} if activities else {"tool", "activity"}
         for name, message in self._messages.items():
-            if name in results or (message["role"] == "activity" and not activities):
+            if message["role"] in omitted:
                 continue
-            own.append(self._join_deltas(message))
-            own += [{**self._messages[each]} for each in self._results.get(name, ()) if each in self._messages]
-        own += [{**self._messages[each]} for each in self._results.get("", ()) if each in self._messages]
+            own.append(self._join_deltas(message) if name in unfinished else message)
+            own += [self._messages[each] for each in self._results.get(name, ()) if each in self._messages]
+        own += [self._messages[each] for each in self._results.get("", ()) if each in self._messages]
         existing = self._load()
+        if not existing:
+            return own
         # Keep the client's own ids for tool results.
         result_ids = {message["toolCallId"]: message["id"] for message in existing if message.get("role") == "tool"}
-        for message in own:
-            if message["role"] == "tool":
-                message["id"] = result_ids.get(message["toolCallId"], message["id"])
+        own = [
+            {**message, "id": result_ids.get(message["toolCallId"], message["id"])}
+            if message["role"] == "tool"
+            else message
+            for message in own
+        ]
         ids = {message["id"] for message in own}
         first = [message for message in existing if message["id"] not in ids and message["id"] not in self._messages]
         return [*first, *own]
 
+    def _read_text(self, message: Data) -> str:
+        deltas = self._texts.get(message["id"])
+        return message.get("content", "") if deltas is None else "".join(deltas)
+
     def _join_deltas(self, message: Data) -> Data:
         message = dict(message)
         if message["id"] in self._texts:
-            message["content"] = "".join(self._texts[message["id"]])
+            message["content"] = self._read_text(message)
         if "toolCalls" in message:
             message["toolCalls"] = [self._join_arguments(call) for call in message["toolCalls"]]
         return message
 
     def _join_arguments(self, call: Data) -> Data:
-        arguments = "".join(self._texts.get(f"call {call['id']}", ()))
-        return {**call, "function": {**call["function"], "arguments": arguments}}
+        deltas = self._arguments.get(call["id"])
+        return call if deltas is None else {**call, "function": {**call["function"], "arguments": "".join(deltas)}}
 
 
 @dataclass(frozen=True, slots=True)
