@@ -182,4 +182,4 @@ async def test_a2a_webhooks_name_the_variable(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SSLKEYLOGFILE", "/nowhere/keys.log")
     gateway: Any = SimpleNamespace(is_draining=False)
     with raises_configuration_error("SSLKEYLOGFILE must be"):
-        push.start(gateway)
+        await push.start(gateway)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -22,7 +23,7 @@ from rxloop import Agent, SqliteEventLog, tool
 from rxloop.errors import ConfigurationError
 from rxloop.server import PushOptions, ServerLimits
 from rxloop.server.a2a import webhook_addresses as addresses
-from rxloop.server.a2a.push import PUSH_CONTEXT_ID
+from rxloop.server.a2a.push import PUSH_CONTEXT_ID, Push
 from rxloop.server.a2a.webhook_addresses import UnsafeAddress, post, resolve_addresses
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serve_app
@@ -82,6 +83,21 @@ async def serve_webhook() -> AsyncGenerator[Webhook]:
 
 def make_config(url: str, **fields: Any) -> pb.TaskPushNotificationConfig:
     return pb.TaskPushNotificationConfig(url=url, **fields)
+
+
+async def test_client_for_webhooks_is_created_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, create = list[int](), Push._create_client
+
+    def watch(webhooks: Push) -> httpx.AsyncClient:
+        threads.append(threading.get_ident())
+        return create(webhooks)
+
+    monkeypatch.setattr(Push, "_create_client", watch)
+    async with serve_a2a(make_clerk()) as served:
+        for _ in range(2):
+            assert "result" in (await served.rpc("ListTasks", {})).json()
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 async def test_webhook_gets_all_updates_of_a_task_with_its_token() -> None:

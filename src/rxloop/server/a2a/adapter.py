@@ -143,7 +143,7 @@ class A2A(Adapter):
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._push is not None:
-            self._push.start(self.gateway)
+            await self._push.start(self.gateway)
         await super().__call__(scope, receive, send)
 
 

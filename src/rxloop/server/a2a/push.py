@@ -36,7 +36,7 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal, StreamSlot
 from rxloop.support.http_environment import name_variables
 from rxloop.support.tasks import wait_all
-from rxloop.support.threads import compute
+from rxloop.support.threads import compute, run_in_thread
 
 log = logging.getLogger("rxloop")
 
@@ -94,14 +94,30 @@ class Push:
         self._gateway: Gateway | None = None
         self._started = False
 
-    def start(self, gateway: Gateway) -> None:
-        """Start delivering notifications, including those of crashed processes, until the server shuts down."""
+    async def start(self, gateway: Gateway) -> None:
+        """Start delivering notifications, including those of crashed processes, until the server shuts down.
+
+        Webhooks that are registered while the HTTP client is being created are found by the first search.
+
+        Raises:
+            ConfigurationError: If an environment variable prevents creating the client.
+        """
         self._gateway = gateway
-        if not self._started and not gateway.is_draining:
-            with name_variables():
-                client = httpx.AsyncClient(timeout=self._options.timeout, trust_env=False)
-            self._started = True
+        if self._started or gateway.is_draining:
+            return
+        self._started = True
+        try:
+            # Loading certificates takes 50 milliseconds.
+            client = await run_in_thread(self._create_client)
+        except BaseException:
+            self._started = False
+            raise
+        if not gateway.is_draining:
             gateway.spawn(self._run(gateway.reserve_stream(None), client))
+
+    def _create_client(self) -> httpx.AsyncClient:
+        with name_variables():
+            return httpx.AsyncClient(timeout=self._options.timeout, trust_env=False)
 
     async def _run(self, slot: StreamSlot, client: httpx.AsyncClient) -> None:
         with slot, slot.scope:
