@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import bare
@@ -71,10 +72,46 @@ async def count_calls(do: Callable[[], Awaitable[dict[str, int]]]) -> dict[str, 
     return {**kinds, **found, "calls": calls.total(), "garbage": garbage}
 
 
+async def count_bytecodes(do: Callable[[], Awaitable[object]]) -> int:
+    """Count executed bytecodes during a workload. Unlike calls, they include the code within functions."""
+    total = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal total
+        if event == "opcode":
+            total += 1
+        else:
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return trace
+
+    async def execute() -> None:
+        await do()
+
+    await do()
+    # The garbage collector executes bytecodes of weak references.
+    gc.collect()
+    gc.disable()
+    sys.settrace(trace)
+    try:
+        # Only new frames are traced.
+        await asyncio.create_task(execute())
+    finally:
+        sys.settrace(None)
+        gc.enable()
+    return total
+
+
 async def work(url: str, name: str, client_of: Callable[[str], Any] = ours.Client) -> dict[str, int]:
     """Return the counters of a workload."""
     async with client_of(url) as client:
         return await count_calls(getattr(client, name))
+
+
+async def execute_calls(url: str, name: str, client_of: Callable[[str], Any] = ours.Client) -> dict[str, int]:
+    """Return the counters of a workload with tool calls, including bytecodes."""
+    async with client_of(url) as client:
+        bytecodes = await count_bytecodes(getattr(client, name))
+    return {**await work(url, name, client_of), "bytecodes": bytecodes}
 
 
 async def main(base: str) -> dict[str, Any]:
@@ -85,9 +122,10 @@ async def main(base: str) -> dict[str, Any]:
     }
     tokens["bare"] = {count: await work(f"{base}/stream/{count}/1", "stream", bare.Client) for count in TOKENS}
     calls = {
-        name: {count: await work(f"{base}/tools/{count}", name) for count in CALLS} for name in ("tools", "logged")
+        name: {count: await execute_calls(f"{base}/tools/{count}", name) for count in CALLS}
+        for name in ("tools", "logged")
     }
-    calls["bare"] = {count: await work(f"{base}/tools/{count}", "tools", bare.Client) for count in CALLS}
+    calls["bare"] = {count: await execute_calls(f"{base}/tools/{count}", "tools", bare.Client) for count in CALLS}
     features = {
         case.name: {
             "with": await work(f"{base}/{case.path}", case.work),
