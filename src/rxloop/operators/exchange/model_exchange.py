@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError, ProviderError
 from rxloop.operators.exchange.request_records import RequestRecorder
-from rxloop.pipeline.host import OfferedTools, get_host
+from rxloop.pipeline.host import Host, OfferedTools, get_host
 from rxloop.pipeline.requests import ModelRequest, Signal, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
@@ -49,16 +49,16 @@ class RequestChecks:
         self._repair: RequestRepair | None = None
         self._recorder = RequestRecorder()
 
-    def prepare(self, request: ModelRequest) -> tuple[LLMCallEvent, ModelRequest]:
+    def prepare(self, request: ModelRequest, host: Host) -> tuple[LLMCallEvent, ModelRequest]:
         """Return the request to send and its `llm-call` event, which lists the repaired problems."""
         state = request.ctx.state
         request = _add_late_messages(request, state.messages)
         problems: Sequence[str] = ()
-        if request.messages is not state.messages or request.system is not get_host(request.ctx).system:
+        if request.messages is not state.messages or request.system is not host.system:
             request, problems = self._repair_request(request)
         if state.refused:
             request = _omit_refused_media(request, state)
-        return self._recorder.describe(request, problems, state), request
+        return self._recorder.describe(request, problems, state, host.sent_requests), request
 
     def _repair_request(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
         if self._repair is None:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple, cast
 
-from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.pipeline.sent.messages import record_messages
-from rxloop.pipeline.sent.requests import RequestFrame
+from rxloop.pipeline.sent.requests import RequestFrame, SentRequests
 from rxloop.pipeline.sent.texts import PARTS, dump_message, get_origin, make_digest
 from rxloop.protocol.events import LLMCallEvent
 from rxloop.protocol.json_data import MAX_INTEGER, freeze_json
@@ -38,17 +37,19 @@ class RequestRecorder:
         self._encoded_tools = _EncodedTools(None, {}, 0)
         self._window: tuple[object, int | None] = (None, None)
 
-    def describe(self, request: ModelRequest, problems: Sequence[str], state: RunState) -> LLMCallEvent:
+    def describe(
+        self, request: ModelRequest, problems: Sequence[str], state: RunState, sent: SentRequests
+    ) -> LLMCallEvent:
         """Create the `llm-call` event for a request.
 
-        After its publication, call `SentRequests.confirm` if the host has a pending request.
+        After its publication, call `SentRequests.confirm` if there is a pending request.
 
         Args:
             request: Prepared request.
             problems: Descriptions of repaired problems.
             state: State of the branch.
+            sent: Earlier requests of the run.
         """
-        sent = get_host(request.ctx).sent_requests
         frame = sent.frame
         if (
             frame is None

@@ -18,7 +18,7 @@ from rxloop.operators.exchange.model_exchange import (
 from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.operators.loop.checks import declare_handler
 from rxloop.pipeline.budget import Budget
-from rxloop.pipeline.host import get_host
+from rxloop.pipeline.host import Host, get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.protocol.model import mutable_fields
@@ -59,8 +59,8 @@ def call_model() -> Operator[object]:
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            announcement, checked = checks.prepare(request)
-            return _Call(checked, announcement, budget, observer, scheduler)
+            announcement, checked = checks.prepare(request, host)
+            return _Call(checked, announcement, host, budget, observer, scheduler)
 
         return budget.send(ColdObservable(subscribe), request.step, request.branch)
 
@@ -90,12 +90,13 @@ class _Call(abc.DisposableBase):
         self,
         request: ModelRequest,
         announcement: LLMCallEvent,
+        host: Host,
         budget: Budget,
         observer: abc.ObserverBase[Signal],
         scheduler: abc.SchedulerBase | None,
     ) -> None:
         self.request = request
-        self._host = get_host(request.ctx)
+        self._host = host
         self._budget = budget
         self._observer = observer
         self._step = request.step
@@ -105,15 +106,15 @@ class _Call(abc.DisposableBase):
         self._visible_name: str | None = None
         """Name of the most recently called tool, or None for hidden tools."""
         observer.on_next(announcement)
-        if self._host.sent_requests.pending is not None:
-            self._host.sent_requests.confirm(announcement)
+        if host.sent_requests.pending is not None:
+            host.sent_requests.confirm(announcement)
         self._times = DeltaTimes(announcement.timestamp)
         # Publishing sets the attempt.
         if not announcement.attempt:
             self._budget.note_unpublished(announcement)
         model = request.ctx.model
         if request.branch is None:
-            self._host.open_call = self
+            host.open_call = self
         self._answer = connect(model.call(request), self._on_next, self._on_error, self._on_completed, scheduler)
 
     def dispose(self) -> None:

@@ -270,9 +270,11 @@ class WorkBudget(Budget):
             if not event.attempt:
                 (lost if all_branches or event.branch == branch else held).append(event)
         self._unpublished = held or None
+        if not lost:
+            return None
         # An operator may handle the error and continue.
         self._lost_tokens += _count_tokens(lost)
-        return make_lost_error(lost, self._describe_loop()) if lost else None
+        return make_lost_error(lost, self._describe_loop())
 
 
 def _count_tokens(events: Iterable[Event]) -> int:
