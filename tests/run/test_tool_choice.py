@@ -23,6 +23,7 @@ from rxloop import (
 from rxloop.errors import ContextLengthExceeded
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call
+from rxloop.tools import FunctionTool
 from support.runs import copy_first_events
 
 FORCED = ["required", "look"]
@@ -215,3 +216,24 @@ async def test_strategy_on_the_main_branch_forces_once() -> None:  # P12
     await Agent(model, tools=[look], settings=settings, strategy="react").run("Color?")
 
     assert choices(model) == ["look", "auto", "auto"]
+
+
+async def test_tools_are_searched_for_answer_tools_once_per_run() -> None:
+    reads = 0
+
+    class CountedTool(FunctionTool[Any, [], Any]):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal reads
+            reads += name == "definition"
+            return super().__getattribute__(name)
+
+    async def count_reads(iterations: int) -> int:
+        nonlocal reads
+        agent = Agent(ScriptedModel(*[call("look")] * iterations, "Done"), tools=[look, CountedTool(unused)])
+        reads = 0
+        await agent.run("Go")
+        return reads
+
+    async def unused() -> None: ...
+
+    assert await count_reads(2) == await count_reads(6)

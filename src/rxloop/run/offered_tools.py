@@ -160,12 +160,12 @@ class RequestBuilder:
         self._tools.add(offered, ctx)
         state = self._recorder.state(ctx.branch)
         messages, settings = state.messages, spec.settings
-        answers = [name for name, tool in tools.items() if tool.definition.answer]
         if state.last is not None:
             # The model has already answered on this branch.
-            settings = settings.relax_tool_choice(answers)
+            settings = settings.relax_tool_choice(offered.answers)
         if spec.limits.conclude and ctx.branch is None and iteration == spec.limits.iterations:
-            settings = settings.model_copy(update={"tool_choice": answers[0] if answers else "none"})
+            choice = offered.answers[0] if offered.answers else "none"
+            settings = settings.model_copy(update={"tool_choice": choice})
         return ModelRequest(
             system=self.system,
             messages=messages,

@@ -6,7 +6,7 @@ import logging
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeIs, TypeVar
@@ -41,6 +41,12 @@ class OfferedTools:
     """Ordered mapping of tool names to tools."""
     missing: tuple[MissingToolset, ...] = ()
     """Unavailable toolsets."""
+    answers: tuple[str, ...] = field(init=False)
+    """Names of tools that return the answer of the run. Stored, because most requests offer the same tools."""
+
+    def __post_init__(self) -> None:
+        answers = tuple(name for name, tool in self.tools.items() if tool.definition.answer)
+        object.__setattr__(self, "answers", answers)
 
 
 class _MergedTools:
