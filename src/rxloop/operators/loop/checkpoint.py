@@ -10,6 +10,7 @@ from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.protocol.events import CheckpointEvent
 from rxloop.protocol.model import make_unchecked
+from rxloop.state.run_state import RunState
 from rxloop.stream.sources import Push, emit, from_task
 
 log = logging.getLogger("rxloop")
@@ -50,13 +51,14 @@ def checkpoint(every: int = 1) -> Operator[object]:
         if end.iteration % every and not state.done and not state.pending:
             return emit(end)
         if end.ctx.log is None:
-            return emit(_event(end, None), end)
+            return emit(_event(end, state, None), end)
         seq = get_host(end.ctx).durable_now()
         if seq is not None:
-            return emit(_event(end, seq), end)
+            return emit(_event(end, state, seq), end)
 
         async def wait(push: Push[Signal]) -> None:
-            push(_event(end, await end.ctx.port.durable()))
+            seq = await end.ctx.port.durable()
+            push(_event(end, end.ctx.state, seq))
             push(end)
 
         return from_task(wait, end.ctx, name="rxloop-checkpoint")
@@ -66,8 +68,7 @@ def checkpoint(every: int = 1) -> Operator[object]:
     return operator
 
 
-def _event(end: IterationEnd, durable_seq: int | None) -> CheckpointEvent:
-    state = end.ctx.state
+def _event(end: IterationEnd, state: RunState, durable_seq: int | None) -> CheckpointEvent:
     # Custom strategies may create `IterationEnd` signals.
     make = _checkpoint if end.iteration.__class__ is int else CheckpointEvent
     event = make(
