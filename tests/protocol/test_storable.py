@@ -3,12 +3,14 @@
 import copy
 import math
 import pickle
+import sys
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from pathlib import PurePosixPath
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -182,6 +184,23 @@ def test_copies_are_mutable_and_pickles_stay_frozen() -> None:
     assert type(again["a"]) is FrozenList
     assert again == value
     assert value == {"a": [{"b": 1}]}
+
+
+def test_only_lists_and_dicts_are_copied_with_a_call() -> None:
+    value = freeze_json({"a": [1, "x", None, [2.5]], "b": {"c": True}}, "data")
+    calls = 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code is thaw.__code__
+
+    sys.setprofile(profile)
+    try:
+        copied = thaw(value)
+    finally:
+        sys.setprofile(None)
+    assert copied == value
+    assert calls == 4
 
 
 JSON = st.recursive(

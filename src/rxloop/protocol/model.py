@@ -156,13 +156,16 @@ class FrozenList(list[Any]):
 EMPTY_DICT, EMPTY_LIST = FrozenDict(), FrozenList()
 
 
+_CONTAINERS = (dict, list)
+
+
 def thaw(value: Any) -> Any:
     """Return a deep copy that consists of ordinary dicts and lists."""
-    # Unlike `isinstance`, `issubclass` requires no `cast`, which is a function call.
+    # Unlike `isinstance`, `issubclass` requires no `cast`, which is a function call. Most items are not containers.
     cls: type[Any] = value.__class__
     if issubclass(cls, dict):
-        return {key: thaw(item) for key, item in value.items()}
-    return [thaw(item) for item in value] if issubclass(cls, list) else value
+        return {key: thaw(item) if isinstance(item, _CONTAINERS) else item for key, item in value.items()}
+    return [thaw(item) if isinstance(item, _CONTAINERS) else item for item in value] if issubclass(cls, list) else value
 
 
 P = ParamSpec("P")
