@@ -26,6 +26,7 @@ from rxloop.server.http import reads
 from rxloop.state import earlier_attempts
 from rxloop.storage import conversation
 from rxloop.stream.hub import Hub
+from rxloop.support import garbage
 from rxloop.support.threads import run_in_thread
 from rxloop.testing import ScriptedModel
 from rxloop.thinking.graph import ThoughtGraph
@@ -150,6 +151,22 @@ async def test_other_tasks_run_while_a_long_run_is_followed(kind: str) -> None:
         await events.pipe(ops.do_action(lambda event: turns.count_item()), ops.last())
     assert turns.items.total() == 1_203
     assert max(turns.items.values()) <= 200
+
+
+@pytest.mark.parametrize(("after", "is_long"), [(None, True), ("long/1.600.0", True), ("long/1.900.0", False)])
+async def test_garbage_collections_skip_the_stored_events_of_a_long_run_that_is_followed(
+    after: str | None, monkeypatch: pytest.MonkeyPatch, *, is_long: bool
+) -> None:
+    log, skipped, exclusion = MemoryEventLog(), list[bool](), garbage._EXCLUSION
+    # Tests exclude objects themselves.
+    monkeypatch.setattr(exclusion, "_used_by_program", False)
+    await store_long_run(log, steps=240)
+    before = exclusion.large_data
+    async with Runtime({"clerk": make_clerk()}, log=log) as runtime:
+        events = runtime.follow("long", after=after)
+        await events.pipe(ops.do_action(lambda event: skipped.append(exclusion.large_data > before)), ops.last())
+    assert set(skipped) == {is_long}
+    assert exclusion.large_data == before
 
 
 @pytest.mark.parametrize("path", PATHS)

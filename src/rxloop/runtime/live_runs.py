@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ from rxloop.stream.back_pressure import Gate, WindowedPush
 from rxloop.stream.readers import Merger
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
+from rxloop.support.garbage import ignore_large_data
 
 
 class RuntimeLoad(NamedTuple):
@@ -176,9 +177,10 @@ async def _read_events(log: EventLog, runs: LiveRunLookup, task_id: str, progres
         try:
             async with log_timeout:
                 position = progress.cursor, progress.last
-                if not await _has_all_events(log, task_id, *position, is_over=progress.is_over):
-                    deltas = log.takes_deltas
-                    await progress.read(follow_on(log, task_id, *position, strict=strict, deltas=deltas, until="end"))
+                record = await read_log(log.get_record, task_id)
+                if not await _has_all_events(record, *position, is_over=progress.is_over):
+                    events = follow_on(log, task_id, *position, strict=strict, deltas=log.takes_deltas, until="end")
+                    await progress.read(events, record.seq)
                 return
         except TimeoutError:
             if not log_timeout.expired():
@@ -188,22 +190,20 @@ async def _read_events(log: EventLog, runs: LiveRunLookup, task_id: str, progres
 
 
 async def _has_all_events(
-    log: EventLog,
-    task_id: str,
-    after: str | None,
-    last: Event | None,
-    *,
-    is_over: Callable[[RunRecord], Awaitable[bool]],
+    record: RunRecord, after: str | None, last: Event | None, *, is_over: Callable[[RunRecord], Awaitable[bool]]
 ) -> bool:
     """Return True if the run is over and the reader has received its last event."""
-    record = await read_log(log.get_record, task_id)
     if after is None or not await is_over(record):
         return False
     if last is not None and last.timestamp != record.updated:
         # After a rollback, another event may have been logged under the same number.
         return False
     cursor = read_cursor(after, strict=False)
-    return (cursor.task_id, cursor.attempt, cursor.seq) == (task_id, record.attempt, record.seq)
+    return (cursor.task_id, cursor.attempt, cursor.seq) == (record.task_id, record.attempt, record.seq)
+
+
+_MANY_EVENTS = 500
+"""Number of stored events that would noticeably delay a garbage collection."""
 
 
 class _Progress:
@@ -228,19 +228,30 @@ class _Progress:
         status = await read_status(self._log, record)
         return status.record.seq == record.seq and status.state in IDLE_STATES
 
-    async def read(self, events: Stream[AnyEvent]) -> None:
-        """Forward events until either the stream or the run has ended."""
+    async def read(self, events: Stream[AnyEvent], stored_seq: int = 0) -> None:
+        """Forward events until either the stream or the run has ended.
+
+        Args:
+            events: Events of the run.
+            stored_seq: Last `seq` in the log. Garbage collections skip the events up to this one while they are read.
+        """
+        cursor = read_cursor(self.cursor or "", strict=False)
         async with aclosing(aiter(events)) as reader:
-            async for event in reader:
-                if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
-                    record = await read_log(self._log.get_record, self._task_id)
-                    if event.state == "working" or event.seq > record.seq:
-                        # The attempt has ended without being logged, so continue with the log.
-                        continue
-                    # Failed or cancelled runs may have been resumed since.
-                    self.has_ended = event.seq == record.seq and await self.is_over(record)
-                self.cursor = event.cursor
-                self.last = event if event.durable else self.last
-                await self._push(event)
-                if self.has_ended:
-                    return
+            with ExitStack() as catch_up:
+                if stored_seq - cursor.seq > _MANY_EVENTS:
+                    catch_up.enter_context(ignore_large_data())
+                async for event in reader:
+                    if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
+                        record = await read_log(self._log.get_record, self._task_id)
+                        if event.state == "working" or event.seq > record.seq:
+                            # The attempt has ended without being logged, so continue with the log.
+                            continue
+                        # Failed or cancelled runs may have been resumed since.
+                        self.has_ended = event.seq == record.seq and await self.is_over(record)
+                    self.cursor = event.cursor
+                    self.last = event if event.durable else self.last
+                    await self._push(event)
+                    if self.has_ended:
+                        return
+                    if event.seq == stored_seq:
+                        catch_up.close()
