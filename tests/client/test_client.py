@@ -53,24 +53,25 @@ class CuttingProxy:
             upstream_writer.close()
 
         forwarding = asyncio.create_task(forward_request())
-        lines = 0
-        with contextlib.suppress(ConnectionError):
-            while data := await upstream_reader.read(65536):
-                starts = [match.start() for match in re.finditer(rb'\{"version"', data)]
-                remaining = self.lines - lines
-                lines += len(starts)
-                if self.lines and len(starts) > remaining:
-                    # Interrupt the next event.
-                    writer.write(data[: starts[remaining] + 40])
-                    self.cuts += 1
-                    break
-                writer.write(data)
-                await writer.drain()
-        forwarding.cancel()
-        upstream_writer.close()
-        with contextlib.suppress(ConnectionError):
+        # Even if the test ends first, so that no connection stays open.
+        with contextlib.closing(writer), contextlib.closing(upstream_writer), contextlib.suppress(ConnectionError):
+            await self._return_answer(upstream_reader, writer)
             await writer.drain()
-        writer.close()
+        forwarding.cancel()
+
+    async def _return_answer(self, upstream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines = 0
+        while data := await upstream.read(65536):
+            starts = [match.start() for match in re.finditer(rb'\{"version"', data)]
+            remaining = self.lines - lines
+            lines += len(starts)
+            if self.lines and len(starts) > remaining:
+                # Interrupt the next event.
+                writer.write(data[: starts[remaining] + 40])
+                self.cuts += 1
+                return
+            writer.write(data)
+            await writer.drain()
 
 
 @contextlib.asynccontextmanager

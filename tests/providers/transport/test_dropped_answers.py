@@ -48,13 +48,12 @@ class DroppingServer:
             self.sent = head + b"connection: close\r\n\r\n" + part
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
             await reader.readexactly(int(length.partition(b":")[2]))
             writer.write(self.sent)
             await writer.drain()
-        writer.close()
 
 
 @contextlib.asynccontextmanager

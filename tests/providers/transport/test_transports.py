@@ -196,10 +196,10 @@ async def test_tls_uses_the_tunnel_of_a_proxy(certificate: trustme.LeafCert, mon
 async def test_request_that_the_server_does_not_read_is_a_timeout() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Read only the head.
-        await reader.readuntil(b"\r\n\r\n")
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
-        await leave.wait()
-        writer.close()
+        with contextlib.closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            await leave.wait()
 
     leave = asyncio.Event()
     listener = await asyncio.start_server(handle, "127.0.0.1", 0)

@@ -194,7 +194,6 @@ async def load_balancer(*urls: str, round_robin: bool = False) -> AsyncGenerator
     open_: set[asyncio.StreamWriter] = set()
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        open_.add(writer)
         with contextlib.suppress(OSError):
             while piece := await reader.read(1 << 16):
                 writer.write(piece)
@@ -208,6 +207,7 @@ async def load_balancer(*urls: str, round_robin: bool = False) -> AsyncGenerator
         for port in ports:
             with contextlib.suppress(OSError):
                 upstream = await asyncio.open_connection("127.0.0.1", port)
+                open_.add(upstream[1])
                 await asyncio.gather(pipe(reader, upstream[1]), pipe(upstream[0], writer))
                 return
         writer.close()
