@@ -44,7 +44,7 @@ class HostileServer:
         self.url = ""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             self.requests += 1
             writer.write(self._head + b"\r\n")
@@ -54,7 +54,6 @@ class HostileServer:
                 self.sent += len(self._body)
                 if not self._endless:
                     break
-        writer.close()
 
 
 @contextlib.asynccontextmanager

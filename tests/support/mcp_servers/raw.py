@@ -71,7 +71,7 @@ def respond(config: dict[str, Any], message: dict[str, Any]) -> dict[str, Any] |
 async def _handle_connection(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, config: dict[str, Any]
 ) -> None:
-    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+    with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = re.search(r"content-length: (\d+)", head)
@@ -82,7 +82,6 @@ async def _handle_connection(
             kind = "content-type: application/json\r\n" if answer is not None else ""
             writer.write(f"HTTP/1.1 {status}\r\n{kind}content-length: {len(sent)}\r\n\r\n".encode() + sent)
             await writer.drain()
-    writer.close()
 
 
 @asynccontextmanager

@@ -90,7 +90,7 @@ async def test_flood_of_progress_is_reduced() -> None:
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, behaviour: str) -> None:
     """Answer requests like an MCP server, with special results for calls."""
-    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+    with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = re.search(r"content-length: (\d+)", head)
@@ -120,7 +120,6 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, beh
             )
             writer.write(encoded)
             await writer.drain()
-    writer.close()
 
 
 async def call_http_liar(behaviour: str, auth: Any = None) -> Sequence[Event]:
