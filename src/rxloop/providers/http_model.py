@@ -182,14 +182,14 @@ class HTTPModel:
         await self._pool.aclose_unused()
 
     async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
-        from rxloop.providers.transport.exchange import receive
-
         endpoint = self._endpoint()
         failure: RxloopError | None = None
         draft: MessageDraft | None = None
         try:
             # Creating a client can be slow, so this happens outside the watch.
             await self._pool.prepare()
+            from rxloop.providers.transport.exchange import receive
+
             lease = self._pool.lease()
             with watch:
                 if watch.late:

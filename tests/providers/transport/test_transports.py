@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import replace
@@ -82,6 +84,40 @@ async def test_certificates_are_loaded_outside_of_the_event_loop(monkeypatch: py
             await model.aclose()
     assert len(threads) == 1
     assert threading.get_ident() not in threads
+
+
+LOADING = """
+import asyncio, sys, threading
+import anyio
+from rxloop import Agent
+from rxloop.providers import Retry, openai_chat
+
+loaded = []
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is threading.main_thread():
+            loaded.append(name)
+
+async def main():
+    model = openai_chat("m", base_url="http://127.0.0.1:9/v1", api_key="k", retry=Retry(attempts=1))
+    sys.meta_path.insert(0, Finder())
+    try:
+        await Agent(model).run("Hi")
+    except Exception as error:
+        print(error.code, *[name for name in loaded if name in ("httpx", "anyio._backends._asyncio")])
+
+{runner}.run(main{call})
+"""
+
+
+@pytest.mark.parametrize(("runner", "call"), [("asyncio", "()"), ("anyio", "")])
+def test_libraries_are_loaded_outside_of_the_event_loop(runner: str, call: str) -> None:
+    program = LOADING.format(runner=runner, call=call)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    assert done.stdout.split() == ["connection"]
 
 
 @contextlib.asynccontextmanager

@@ -51,7 +51,10 @@ def _ssl_context() -> SSLContext:
 
 
 def _load() -> None:
-    import_module("rxloop.providers.transport.httpx_client")
+    for name in ("exchange", "httpx_client"):
+        import_module(f"rxloop.providers.transport.{name}")
+    # This imports the part of anyio for asyncio. The context of a program that uses `anyio.run` would refuse it.
+    Context().run(anyio.run, anyio.sleep, 0)
     with name_variables():
         _ssl_context()
 
