@@ -88,6 +88,24 @@ def test_results_of_many_calls_are_counted_and_not_searched() -> None:
     assert fold(state, tool_complete(999)).batch is None
 
 
+def test_messages_of_a_batch_read_each_result_once() -> None:
+    class CountingLedger(Ledger[int, ToolCompleteEvent]):
+        count = 0
+
+        def __getitem__(self, key: int) -> ToolCompleteEvent:
+            CountingLedger.count += 1
+            return super().__getitem__(key)
+
+    state = fold_all([task(), llm_call(), content_complete("", *[tool_call()] * 3)])
+    assert state.batch is not None
+    state = replace(state, batch=replace(state.batch, answers=CountingLedger()))
+    for index in range(2):
+        state = fold(state, tool_complete(index))
+    assert state.batch is not None
+    assert len(state.batch.messages()) == 4
+    assert CountingLedger.count == 2
+
+
 def test_memory_of_states_grows_linearly_with_the_calls() -> None:
     def measure_states(calls: int) -> int:
         state = fold_all([task(), llm_call(), content_complete("", *[tool_call()] * calls)])

@@ -313,29 +313,21 @@ class Batch:
     def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
         """Return the assistant message, one result per call in order, and additional messages from the tools."""
         waiting = self.find_waiting_calls(pending)
-        results = [
-            _message(
-                role="tool",
-                tool_call_id=call.id,
-                content=self._answer(index, waiting),
-                message_id=f"{self.message.message_id}:{position}",
-            )
-            for index, (position, call) in enumerate(zip(self._positions(), self.message.tool_calls, strict=False))
-        ]
-        return [self.message, *results, *self._tool_messages()]
-
-    def _tool_messages(self) -> Iterable[Message]:
-        for index, position in enumerate(self._positions()):
-            messages = self.answers[index].messages if index in self.answers else ()
-            for number, message in enumerate(messages):
-                name = message.message_id or f"{self.message.message_id}:{position}:{number}"
-                yield message.model_copy(update={"message_id": name})
-
-    def _answer(self, index: int, waiting: int) -> Content:
-        if index not in self.answers:
-            return self.explain_missing(index, waiting)
-        answer = self.answers[index]
-        return make_content(answer.content, answer.parts) if answer.parts else answer.content
+        results: list[Message] = []
+        additional: list[Message] = []
+        for index, (position, call) in enumerate(zip(self._positions(), self.message.tool_calls, strict=False)):
+            message_id = f"{self.message.message_id}:{position}"
+            content: Content
+            if index in self.answers:
+                answer = self.answers[index]
+                content = make_content(answer.content, answer.parts) if answer.parts else answer.content
+                for number, message in enumerate(answer.messages):
+                    name = message.message_id or f"{message_id}:{number}"
+                    additional.append(message.model_copy(update={"message_id": name}))
+            else:
+                content = self.explain_missing(index, waiting)
+            results.append(_message(role="tool", tool_call_id=call.id, content=content, message_id=message_id))
+        return [self.message, *results, *additional]
 
     def explain_missing(self, index: int, waiting: int, *, idempotent: bool = False) -> str:
         """Return the message that replaces a missing result.
