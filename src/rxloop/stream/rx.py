@@ -82,7 +82,6 @@ class ColdObservable(Observable[T]):
     """
 
     def __init__(self, subscribe: abc.Subscription[T]) -> None:  # pyright: ignore[reportMissingSuperCall]
-        self._subscribe = subscribe
         # Replace the method, which would only call `subscribe`.
         self._subscribe_core = subscribe  # pyright: ignore[reportAttributeAccessIssue]
 
