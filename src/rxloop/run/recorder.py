@@ -157,11 +157,11 @@ class Recorder:
             order_error = rule(state, event)
             if order_error is not None or properties.find_repetition is not None:
                 order_error = self.stamp.check_own_event(order_error, state, event, properties)
-            if order_error is not None:
-                self._reject(event, order_error)
-                return
-            if state.failure is not None and properties.find_repetition is not None:
-                self._close_failed_call(event, state)
+                if order_error is not None:
+                    self._reject(event, order_error)
+                    return
+                if state.failure is not None and properties.find_repetition is not None:
+                    self._close_failed_call(event, state)
         if properties.durable:
             if properties.is_reserved:
                 self.check(event)

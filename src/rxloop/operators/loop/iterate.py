@@ -86,7 +86,8 @@ class _Iterations(abc.DisposableBase):
         self._pipeline = pipeline
         self._ctx = ctx
         self._host = get_host(ctx)
-        self._budget = ctx.info.budget
+        self._info = ctx.info
+        self._budget = self._info.budget
         self._remaining = limit
         self._iteration = 0
         """Newest iteration. Messages without an `llm-call` are not counted by the state."""
@@ -187,7 +188,7 @@ class _Iterations(abc.DisposableBase):
         if find_retry(state) is None and not (self._current_step is None and repeats_step(state)):
             if iteration > state.iteration:
                 state = state.replace(iteration=iteration)
-            limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
+            limit = check_limits(state, self._info.limits, self._info.thought_limit)
             if limit is not None:
                 raise limit
             iteration += 1

@@ -122,11 +122,12 @@ async def _run_tool(tool: Tool, request: ToolRequest, push: Push[Signal], active
     # A call that may end the process must not discard the message that requests it.
     if ctx.log is not None and (not tool.idempotent or ctx.state.tries > 1):
         await ctx.port.durable()
-    start = ctx.info.clock.monotonic()
+    monotonic = ctx.info.clock.monotonic
+    start = monotonic()
     fields = await _result(tool, ctx)
     if not (ctx.answer and fields["success"]):
         fields["content"] = add_edit_note(fields["content"], ctx, call)
-    duration = ctx.info.clock.monotonic() - start
+    duration = monotonic() - start
     complete = _complete(answer=ctx.answer, duration=duration, **call_fields, **fields)
     push(complete)
     if not complete.attempt and ctx.until_requested is None:
