@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, cast
 
-import orjson
 from reactivex import Observable, abc
 from typing_extensions import Unpack
 
@@ -20,7 +19,7 @@ from rxloop.providers import failures
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, Timeouts, Unreadable
 from rxloop.providers.codecs import Codec, CodecFactory, find_gate
 from rxloop.providers.codecs.draft import MessageDraft
-from rxloop.providers.codecs.fields import as_object
+from rxloop.providers.codecs.fields import find_output_limit
 from rxloop.providers.codecs.text import TextRules
 from rxloop.providers.codecs.tools import encode_in_parts
 from rxloop.providers.credentials import KeySource, Sign, call_key_source, sign_request
@@ -42,8 +41,6 @@ Push = Callable[[Event], None]
 
 RESPONSES_AT = "openai_responses:"
 """URL prefix selecting the Responses API."""
-
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class ModelOptions(TypedDict, total=False):
@@ -240,7 +237,7 @@ class HTTPModel:
 
     def _find_limit(self, request: ModelRequest) -> int | None:
         """Return the output limit of the request, including the codec's default."""
-        return _output_limit(self._wire.encode(request, lambda code, text: None))
+        return find_output_limit(self._wire.encode(request, lambda code, text: None))
 
     def _endpoint(self) -> failures.Endpoint:
         """Return the endpoint without request headers, cached by its URL."""
@@ -311,16 +308,6 @@ class HTTPModel:
         endpoint.headers.update(signed)
         failures.check_headers(signed, endpoint)
         return await send(client, endpoint, endpoint.headers, body)
-
-
-def _output_limit(body: bytes) -> int | None:
-    """Find the output limit in a request body."""
-    try:
-        fields = as_object(orjson.loads(body))
-    except orjson.JSONDecodeError:
-        return None
-    limits = [*map(fields.get, _LIMITS), as_object(fields.get("generationConfig")).get("maxOutputTokens")]
-    return next((limit for limit in limits if type(limit) is int), None)
 
 
 def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options: Unpack[ModelOptions]) -> HTTPModel:

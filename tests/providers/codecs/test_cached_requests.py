@@ -21,6 +21,7 @@ from rxloop.providers import PRESETS
 from rxloop.providers.codecs import Codec
 from rxloop.providers.codecs.anthropic import AnthropicCodec
 from rxloop.providers.codecs.chat import ChatCodec
+from rxloop.providers.codecs.fields import find_output_limit
 from rxloop.providers.codecs.message_cache import build_messages
 from rxloop.providers.codecs.responses import ResponsesCodec
 from rxloop.providers.codecs.tools import encode_in_parts
@@ -128,6 +129,39 @@ async def test_other_tasks_run_between_the_parts_of_a_conversation(
     counter.cancel()
     assert encoded == ",".join(map(str, range(1_050))).encode()
     assert max(turns.count(each) for each in {*turns}) <= 100
+
+
+@pytest.mark.parametrize("limit", [None, 2_000])
+@pytest.mark.parametrize("name", NAMES)
+def test_output_limit_is_found_without_parsing_the_messages(
+    name: str, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ModelRequest(messages=History(long_history(400)), settings=ModelSettings(max_tokens=limit))
+    body, parsed, loads = make_codec(name).encode(request, ignore_notice), list[int](), orjson.loads
+
+    def watch(data: bytes) -> Any:
+        parsed.append(len(data))
+        return loads(data)
+
+    monkeypatch.setattr(orjson, "loads", watch)
+    found = find_output_limit(body)
+    assert found == limit or (limit is None and found in loads(body).values())
+    assert sum(parsed) < 2_000 < len(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        (b'{"messages":[{"content":"1"}],"max_tokens":9}', 9),
+        (b'{"a":{"b":1,"messages":[]},"max_tokens":9,"messages":[]}', 9),
+        (b'{"a":1,"messages":[{"input":{"max_tokens":5}}],"tools":[]}', None),
+        (b'{"a":1,"contents":[],"generationConfig":{"maxOutputTokens":9}}', 9),
+        (b'{"max_tokens":true,"messages":[]}', None),
+        (b'"max_tokens":', None),
+    ],
+)
+def test_output_limit_is_found_in_other_bodies(body: bytes, limit: int | None) -> None:
+    assert find_output_limit(body) == limit
 
 
 @settings(max_examples=60, deadline=None)

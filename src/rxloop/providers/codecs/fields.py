@@ -29,6 +29,32 @@ def list_objects(value: Any) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
 
 
+_MESSAGES = (b',"messages":[', b',"contents":[', b',"input":[')
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_GEMINI_LIMIT = "maxOutputTokens"
+
+
+def find_output_limit(body: bytes) -> int | None:
+    """Return the output limit of a request body, or None.
+
+    Codecs write it before the messages, which take long to parse in a long conversation.
+    """
+    ends = (body.find(mark) for mark in _MESSAGES)
+    heads = [body[:end] + b"}" for end in ends if end >= 0]
+    for part in (*heads, body):
+        if not any(f'"{name}":'.encode() in part for name in (*_LIMITS, _GEMINI_LIMIT)):
+            continue
+        try:
+            fields = as_object(orjson.loads(part))
+        except orjson.JSONDecodeError:
+            continue
+        limits = [*map(fields.get, _LIMITS), as_object(fields.get("generationConfig")).get(_GEMINI_LIMIT)]
+        limit = next((limit for limit in limits if type(limit) is int), None)
+        if limit is not None:
+            return limit
+    return None
+
+
 _ANTHROPIC_TYPES = re.compile(r".*_20\d{6}|mcp_toolset")
 """Anthropic tool types. All except one end with a date."""
 
