@@ -293,10 +293,10 @@ def test_map_rejects_concurrency_below_one() -> None:
 
 def test_map_rejects_items_that_are_not_prompts_before_a_model_call() -> None:
     agent = echo()
-    with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*with prompt="):
+    with pytest.raises(ConfigurationError, match=r"with prompt=.*\{.id.: 1\}"):
         agent.map(cast("Any", ["a", {"id": 1}]))
     invalid: list[Any] = [{"id": 1}, {"id": 2}]
-    with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*with prompt="):
+    with pytest.raises(ConfigurationError, match=r"with prompt=.*\{.id.: 1\}"):
         run_batch(lambda: agent.map(iter(invalid)))
     assert list_questions(agent) == []
 

@@ -354,7 +354,7 @@ def test_compressor_is_created_from_its_name(name: str, kind: type[Any]) -> None
         ("semantic", {}, "options of the compressor 'semantic' are invalid: .*max_tokens"),
         ("semantic", {"max_tokens": 9, "size": 1}, "options of the compressor 'semantic' are invalid: .*'size'"),
         ("sliding_window", {}, "requires max_tokens, max_messages or both"),
-        ("token_budget", {"max_tokens": -1}, "max_tokens must not be negative"),
+        ("token_budget", {"max_tokens": -1}, "max_tokens must be an integer of at least 0, got -1"),
     ],
 )
 def test_invalid_compressor_is_named(name: str, options: dict[str, Any], message: str) -> None:

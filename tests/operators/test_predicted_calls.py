@@ -248,7 +248,7 @@ def test_source_must_be_an_experience() -> None:
 
 @pytest.mark.parametrize("options", [{"calls": 0}, {"tokens": -1}, {"calls": None}, {"tokens": 0.5}])
 def test_limits_must_be_positive(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="must be a positive integer"):
+    with pytest.raises(ConfigurationError, match="must be an integer of at least 1, got"):
         op.predict_context(Experience(Memory(MemoryEventLog())), **options)
 
 

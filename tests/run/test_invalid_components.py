@@ -234,7 +234,7 @@ def test_error_lists_operators_when_pipeline_is_used_as_strategy() -> None:
     ],
 )
 def test_operator_rejects_number_below_one(make: Any, argument: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{argument} must be at least 1, got 0"):
+    with pytest.raises(ConfigurationError, match=f"{argument} must be an integer of at least 1( or None)?, got 0"):
         make()
 
 

@@ -215,6 +215,6 @@ async def test_run_released_before_it_starts_leaves_no_record() -> None:
 
 async def test_release_rejects_negative_grace() -> None:
     run = Shop().agent("done").run("Go")
-    with pytest.raises(ConfigurationError, match="grace must not be negative"):
+    with pytest.raises(ConfigurationError, match="grace must be a number of at least 0"):
         await run.release(-1)
     await run

@@ -156,5 +156,5 @@ async def test_linear_respects_max_thoughts(max_thoughts: int) -> None:
 
 @pytest.mark.parametrize("make", [linear, scratchpad, self_ask])
 def test_limit_below_one_is_refused(make: Any) -> None:
-    with pytest.raises(ConfigurationError, match="must be at least 1, got 0"):
+    with pytest.raises(ConfigurationError, match="must be an integer of at least 1, got 0"):
         make(0)

@@ -34,7 +34,7 @@ async def look() -> str:
         ({"name": "a", "description": 5}, "description must be a string, got 5"),
         ({"name": "a", "color": "red"}, "unknown field 'color'; the fields are: name, description"),
         ({"name": "a", "strict": "yes"}, "strict must be a bool, got 'yes'"),
-        ({"name": "a", "timeout": -1}, "timeout must be greater than 0 seconds, got -1"),
+        ({"name": "a", "timeout": -1}, "timeout in seconds must be a positive number or None, got -1"),
         ({"type": "retrieval", "name": "a"}, "type must be 'function', got 'retrieval'"),
         ({"type": "function", "function": None}, "function must be a dict"),
         ({"type": "function", "function": {"name": "a"}, "name": "b"}, "the only field"),

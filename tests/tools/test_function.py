@@ -340,10 +340,10 @@ def test_tool_rejects_an_unknown_option_before_it_gets_the_function() -> None:
 
 
 def test_invalid_timeout_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="timeout must be greater than 0"):
+    with pytest.raises(ConfigurationError, match="timeout in seconds must be a positive number or None"):
         tool(print_nothing, timeout=0)
     text: Any = "10"
-    with pytest.raises(ConfigurationError, match="timeout must be greater than 0 seconds, got '10'"):
+    with pytest.raises(ConfigurationError, match="timeout in seconds must be a positive number or None, got '10'"):
         tool(print_nothing, timeout=text)
 
 

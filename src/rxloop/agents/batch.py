@@ -40,6 +40,7 @@ from rxloop.stream.readers import Holds
 from rxloop.stream.rx import RunScheduler
 from rxloop.stream.sources import Push, from_awaitable, from_task
 from rxloop.stream.stream import Stream
+from rxloop.support.misuse import check_argument, check_minimum
 from rxloop.support.tasks import close_iterator
 
 I = TypeVar("I")  # noqa: E741
@@ -148,10 +149,10 @@ def _identify(definition: AgentDefinition, batch_name: str) -> tuple[str, ...]:
 
 def _check_prompt(item: object) -> None:
     """Reject items that cannot be used as a prompt."""
-    if not isinstance(item, str | Message | Sequence) or isinstance(item, bytes | bytearray):
-        raise ConfigurationError(
-            f"an item must be a string, a message or a sequence of them, got {item!r}; convert items with prompt="
-        )
+    is_prompt = isinstance(item, str | Message | Sequence) and not isinstance(item, bytes | bytearray)
+    check_argument(
+        "an item", cast("object", item), is_prompt, "a string, a message or a list of them; convert items with prompt="
+    )
 
 
 def _accept_any(item: object) -> None:
@@ -199,8 +200,7 @@ def batch(
     source = cast("object", items)
     if isinstance(source, str | bytes) or not isinstance(source, Iterable | AsyncIterable | Observable):
         raise ConfigurationError(f"items must be an iterable, an async iterable or an Observable, got {items!r}")
-    if concurrency < 1:
-        raise ConfigurationError(f"concurrency must be at least 1, got {concurrency}")
+    check_minimum(1, concurrency=concurrency)
     for item in cast("Sequence[I]", items) if isinstance(source, Sequence) else ():
         check(item)
     # A second subscription to a one-shot iterator would miss items.

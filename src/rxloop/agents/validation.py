@@ -28,6 +28,7 @@ from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, Prompt, Wire, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.storage.log_urls import check_log
+from rxloop.support.misuse import check_argument, check_type
 from rxloop.tools.think_aloud import Thoughts
 
 log = logging.getLogger("rxloop")
@@ -80,8 +81,8 @@ def check_options(callee: str, options: Mapping[str, Any], kind: type) -> None:
         if value is None and (kind is not AgentOptions or name not in _NEVER_NONE):
             continue
         expected = _OPTION_TYPES.get(name)
-        if expected is not None and not isinstance(value, expected.types):
-            raise _make_error(name, value, expected.description)
+        if expected is not None:
+            check_type(name, value, expected.types, expected.description)
         check = _CHECKS.get(name)
         if check is not None:
             check(value)
@@ -136,19 +137,16 @@ def check_messages(prompt: Prompt) -> tuple[Message, ...]:
 
 
 def _check_artifacts(artifacts: Any) -> None:
-    if isinstance(artifacts, str | PathLike):
-        path = fspath(cast("str | PathLike[str]", artifacts))
-        raise _make_error("artifacts", artifacts, f"an ArtifactStore, such as FolderArtifacts({path!r})")
     # Imported lazily to keep `import rxloop` fast.
     from rxloop.pipeline.artifacts import ArtifactStore
 
-    if isinstance(artifacts, type) or not isinstance(artifacts, ArtifactStore):
-        raise _make_error("artifacts", artifacts, "an ArtifactStore, such as FolderArtifacts('files')")
+    is_store = not isinstance(artifacts, type) and isinstance(artifacts, ArtifactStore)
+    path = fspath(cast("str | PathLike[str]", artifacts)) if isinstance(artifacts, str | PathLike) else "files"
+    check_argument("artifacts", artifacts, is_store, f"an ArtifactStore, such as FolderArtifacts({path!r})")
 
 
 def _check_retries(retries: int) -> None:
-    if retries < 0:
-        raise _make_error("output_retries", retries, _OPTION_TYPES["output_retries"].description)
+    check_argument("output_retries", retries, retries >= 0, _OPTION_TYPES["output_retries"].description)
 
 
 def _check_settings(settings: Any) -> None:
@@ -163,13 +161,12 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def _check_client_tools(tools: Any) -> None:
-    if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
-        raise _make_error("client_tools", tools, "a list of dicts or client_tool() objects")
+    is_list = isinstance(tools, Sequence) and not isinstance(tools, str | bytes)
+    check_argument("client_tools", tools, is_list, "a list of dicts or client_tool() objects")
 
 
 def _check_when_busy(when_busy: Any) -> None:
-    if when_busy not in ("refuse", "wait"):
-        raise _make_error("when_busy", when_busy, "'refuse' or 'wait'")
+    check_argument("when_busy", when_busy, when_busy in ("refuse", "wait"), "'refuse' or 'wait'")
 
 
 def check_seq(seq: Any) -> None:
@@ -178,13 +175,13 @@ def check_seq(seq: Any) -> None:
     Raises:
         ConfigurationError: If the position is not a positive integer.
     """
-    if not isinstance(seq, int) or isinstance(seq, bool) or seq < 1:
-        raise _make_error("at", seq, "a positive integer, the seq of the last event to copy")
+    is_seq = isinstance(seq, int) and not isinstance(seq, bool) and seq >= 1
+    check_argument("at", seq, is_seq, "a positive integer, the seq of the last event to copy")
 
 
 def _check_results(results: Any) -> None:
-    if not (isinstance(results, Mapping) and all(isinstance(key, str) for key in results)):
-        raise _make_error("results", results, 'a dict of results by call id, such as {"call_1": "declined"}')
+    is_valid = isinstance(results, Mapping) and all(isinstance(key, str) for key in results)
+    check_argument("results", results, is_valid, 'a dict of results by call id, such as {"call_1": "declined"}')
 
 
 def check_inputs(inputs: Any) -> None:
@@ -193,8 +190,7 @@ def check_inputs(inputs: Any) -> None:
     Raises:
         ConfigurationError: If they are not a mapping by `input_id`.
     """
-    if not isinstance(inputs, Mapping):
-        raise _make_error("inputs", inputs, "a dict of answers, such as {result.pending[0].input_id: True}")
+    check_type("inputs", inputs, Mapping, "a dict of answers, such as {result.pending[0].input_id: True}")
 
 
 def check_run_id(task_id: Any) -> None:
@@ -203,9 +199,8 @@ def check_run_id(task_id: Any) -> None:
     Raises:
         ConfigurationError: If it is not a string.
     """
-    if not isinstance(task_id, str):
-        has_id = isinstance(getattr(task_id, "task_id", None), str)
-        raise _make_error("task_id", task_id, "a string, the `task_id` of a run" + (", not the object" * has_id))
+    has_id = isinstance(getattr(task_id, "task_id", None), str)
+    check_type("task_id", task_id, str, "a string, the `task_id` of a run" + (", not the object" * has_id))
 
 
 def check_deps_type(kind: Any) -> None:
@@ -214,10 +209,9 @@ def check_deps_type(kind: Any) -> None:
     Raises:
         ConfigurationError: If an object is given instead of its type.
     """
-    if kind is None or isinstance(kind, type) or type(kind).__module__ in ("typing", "typing_extensions", "types"):
-        return
-    name = type(kind).__name__
-    raise _make_error("deps_type", kind, f"a type, such as {name}; pass the object with agent.run(..., deps=...)")
+    is_type = isinstance(kind, type | None) or type(kind).__module__ in ("typing", "typing_extensions", "types")
+    expected = f"a type, such as {type(kind).__name__}; pass the object with agent.run(..., deps=...)"
+    check_argument("deps_type", kind, is_type, expected)
 
 
 def _check_storable(name: str, value: Any) -> None:
@@ -233,10 +227,8 @@ def check_model(model: Any) -> None:
     Raises:
         ConfigurationError: If the type is invalid.
     """
-    if isinstance(model, type):
-        raise _make_error("model", model, f"{_MODEL}, not a class")
-    if not isinstance(model, str | Provider):
-        raise _make_error("model", model, _MODEL)
+    check_argument("model", model, not isinstance(model, type), f"{_MODEL}, not a class")
+    check_type("model", model, str | Provider, _MODEL)
 
 
 def check_tools(tools: Any) -> None:
@@ -290,18 +282,16 @@ def check_operator(strategy: Callable[..., Any], operator: Any) -> None:
 
 
 def _check_loop(loop: Any) -> None:
-    if isinstance(loop, str | bytes | Mapping) or not isinstance(loop, Sequence):
-        raise _make_error("loop", loop, _LOOP)
+    is_list = isinstance(loop, Sequence) and not isinstance(loop, str | bytes | Mapping)
+    check_argument("loop", loop, is_list, _LOOP)
     items = cast("Sequence[Any]", loop)
     for index, operator in enumerate(items):
         argument = f"loop[{index}]"
         check_loop_operator(argument, operator)
         if _is_factory(operator):
             raise _make_error(argument, operator, f"an operator, not a factory; call it as in {operator.__name__}()")
-        if not _accepts_one_argument(operator):
-            raise _make_error(
-                argument, operator, "an operator with one parameter, its source; if it is a factory, call it"
-            )
+        expected = "an operator with one parameter, its source; if it is a factory, call it"
+        check_argument(argument, operator, _accepts_one_argument(operator), expected)
     check_iteration(items)
 
 

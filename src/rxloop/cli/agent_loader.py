@@ -25,6 +25,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.providers import PRESETS, HTTPModel, openai_chat, resolve_model
+from rxloop.support.misuse import check_type
 from rxloop.tools.agent_tools import AnyTool
 from rxloop.tools.think_aloud import Thoughts
 
@@ -322,10 +323,7 @@ def to_agent(value: Any, reference: str, option: str) -> Agent[Any, Any]:
     if hasattr(value, "definition") and hasattr(value, "call"):
         raise ConfigurationError(f"{option} {reference!r} is a tool; use --tools {reference} with --model")
     value = call_factory(value, reference, option)
-    if not isinstance(value, Agent):
-        raise ConfigurationError(
-            f"{option} {reference!r} must be an Agent or a function that returns one, got {value!r}"
-        )
+    check_type(f"{option} {reference!r}", value, Agent, "an Agent or a function that returns one")
     return cast("Agent[Any, Any]", value)
 
 

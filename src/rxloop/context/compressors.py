@@ -18,6 +18,7 @@ from rxloop.context.token_estimator import PerMessage
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import Message
+from rxloop.support.misuse import check_argument, check_method, check_minimum, check_positive
 from rxloop.support.threads import call_user_function
 
 
@@ -48,8 +49,7 @@ class SlidingWindowCompressor(Marks):
     ) -> None:
         if max_tokens is None and max_messages is None:
             raise ConfigurationError("SlidingWindowCompressor requires max_tokens, max_messages or both")
-        if max_messages is not None and max_messages < 0:
-            raise ConfigurationError(f"max_messages must not be negative, got {max_messages}")
+        check_minimum(0, optional=True, max_messages=max_messages)
         super().__init__(sys.maxsize if max_tokens is None else max_tokens, high=high, low=low)
         self.max_messages = max_messages
 
@@ -160,6 +160,8 @@ class ChainedCompressor(Marks):
     ) -> None:
         if not compressors:
             raise ConfigurationError("ChainedCompressor() requires at least one compressor")
+        for compressor in compressors:
+            check_method("a compressor", compressor, "compress", "a compressor, such as TokenBudgetCompressor(8_000)")
         lowest = min(compressor.max_tokens for compressor in compressors)
         super().__init__(lowest if max_tokens is None else max_tokens, high=high, low=low)
         windows = [
@@ -284,6 +286,8 @@ class SemanticCompressor(Marks):
         embed: Embedder | None = None,
     ) -> None:
         super().__init__(max_tokens, high=high, low=low)
+        check_positive(zero=True, relevance=relevance)
+        check_argument("embed", embed, embed is None or callable(embed), "a function of a list of strings")
         self.relevance = relevance
         self._embed = embed
         # Vectors only depend on the text, so runs can share them.
@@ -366,8 +370,7 @@ def make_compressor(name: str, **options: Any) -> Compressor:
     Raises:
         ConfigurationError: The name or an option is unknown, or an option is missing.
     """
-    if name not in _NAMES:
-        raise ConfigurationError(f"name must be one of {', '.join(_NAMES)}, got {name!r}.")
+    check_argument("name", name, name in _NAMES, f"one of {', '.join(_NAMES)}")
     try:
         return _NAMES[name](**options)
     except TypeError as error:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rxloop.context.fact_ledger import FactLedger, load_ledger
 from rxloop.context.facts import extract_facts
-from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Budget
 from rxloop.protocol.messages import Message
+from rxloop.support.misuse import check_argument, check_minimum, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,9 @@ class Marks:
     """Maximum number of messages from the history in a request."""
 
     def __init__(self, max_tokens: int, *, high: float = 1.0, low: float = 0.6) -> None:
-        if max_tokens < 0:
-            raise ConfigurationError(f"max_tokens must not be negative, got {max_tokens}")
-        if not 0 < low <= high <= 1:
-            raise ConfigurationError(
-                f"low and high must be fractions with 0 < low <= high <= 1, got low={low} and high={high}"
-            )
+        check_minimum(0, max_tokens=max_tokens)
+        is_valid = is_number(low) and is_number(high) and 0 < low <= high <= 1
+        check_argument("low and high", (low, high), is_valid, "fractions with 0 < low <= high <= 1")
         self.max_tokens = max_tokens
         self.high = high
         self.low = low

@@ -16,6 +16,7 @@ from rxloop.pipeline.interfaces import Compressor, Growth, TokenCounter, Trigger
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContextCompressedEvent, Event, ThinkingFailedEvent
 from rxloop.protocol.messages import Message
+from rxloop.support.misuse import check_argument, check_positive, is_number
 
 log = logging.getLogger("rxloop")
 
@@ -189,17 +190,15 @@ def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:
     Raises:
         ConfigurationError: Invalid argument.
     """
-    if not callable(getattr(compressor, "compress", None)) or not _is_number(getattr(compressor, "max_tokens", None)):
-        raise ConfigurationError(
-            "compressor must be a compressor such as SlidingWindowCompressor(max_tokens=60_000), or an object with "
-            f"max_tokens and compress(messages, budget), got {compressor!r}"
-        )
-    if counter is not None and not callable(getattr(counter, "count", None)):
-        raise ConfigurationError(f"counter must have a method count(messages, tools), got {counter!r}")
+    is_valid = callable(getattr(compressor, "compress", None)) and is_number(getattr(compressor, "max_tokens", None))
+    example = "a compressor such as SlidingWindowCompressor(max_tokens=60_000)"
+    expected = f"{example}, or an object with max_tokens and compress(messages, budget)"
+    check_argument("compressor", compressor, is_valid, expected)
+    is_valid = counter is None or callable(getattr(counter, "count", None))
+    check_argument("counter", counter, is_valid, "an object with a method count(messages, tools)")
     if every is not None:
         check_trigger("every", every)
-    if not _is_number(timeout) or not timeout > 0:
-        raise ConfigurationError(f"timeout must be a positive number, got {timeout!r}")
+    check_positive(timeout=timeout)
 
 
 def check_trigger(name: str, trigger: object) -> None:
@@ -212,7 +211,3 @@ def check_trigger(name: str, trigger: object) -> None:
     # The result of an async function would always be true.
     if not is_number and (not callable(trigger) or inspect.iscoroutinefunction(trigger)):
         raise ConfigurationError(f"{name} must be an integer of at least 1, or a function, got {trigger!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,6 +13,7 @@ from weakref import ref
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message
 from rxloop.state.history import History
+from rxloop.support.misuse import check_argument
 
 T = TypeVar("T")
 
@@ -168,9 +169,13 @@ class TextCounter:
 
     Args:
         size: Counts the tokens in a string.
+
+    Raises:
+        ConfigurationError: The size is not a function.
     """
 
     def __init__(self, size: Callable[[str], int]) -> None:
+        check_argument("size", size, callable(size), "a function that counts the tokens of a string")
         self._messages = PerMessage(lambda message: math.ceil(_message_tokens(message, size)))
         self._tools = _PerTool(size)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Workspace, WorkspacePart
-from rxloop.support.misuse import check_method
+from rxloop.support.misuse import check_method, check_minimum
 from rxloop.support.safe_files import list_paths, open_path, read_range
 from rxloop.support.threads import call_user_function, run_in_thread
 
@@ -58,6 +58,7 @@ class Scratchpad:
     def __init__(
         self, notes: Mapping[str, str] | None = None, *, title: str = "Scratchpad", max_length: int = 20_000
     ) -> None:
+        check_minimum(0, max_length=max_length)
         self._notes: dict[str, str] = {}
         self._title = title
         self._max_length = max_length
@@ -171,7 +172,7 @@ class FolderWorkspace:
         kind: Position in the request, `static` or `live`.
 
     Raises:
-        ConfigurationError: The folder does not exist.
+        ConfigurationError: The folder does not exist, or a limit is invalid.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class FolderWorkspace:
         self.path = Path(path)
         if not self.path.is_dir():
             raise ConfigurationError(f"{self.path} is not a folder")
+        check_minimum(0, max_bytes=max_bytes, max_total=max_total, max_files=max_files)
         self._patterns = tuple(patterns)
         self._exclude = tuple(exclude)
         self._max_bytes = max_bytes

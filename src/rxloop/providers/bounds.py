@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rxloop.protocol.messages import MAX_ARGUMENT_VALUES
 from rxloop.support.json_limits import find_excess
+from rxloop.support.misuse import check_minimum, check_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,9 @@ class Bounds:
     model."""
     calls: int = 1_000
     """Maximum number of tool calls."""
+
+    def __post_init__(self) -> None:
+        check_minimum(0, **asdict(self))
 
 
 DEFAULT_BOUNDS = Bounds()
@@ -107,3 +111,6 @@ class Timeouts:
     if not streaming. A non-streaming response counts as one event."""
     total: float | None = 3600.0
     """Time from the request to the end of the answer, including retries."""
+
+    def __post_init__(self) -> None:
+        check_positive(zero=True, optional=True, **asdict(self))

@@ -21,6 +21,7 @@ from typing import Self, TypeVar
 from rxloop.protocol.events import UsageEvent
 from rxloop.protocol.messages import Usage
 from rxloop.providers.vendors.model_names import GATEWAYS, find_host, iter_names
+from rxloop.support.misuse import check_positive, check_prices
 
 MILLION = 1_000_000
 
@@ -43,6 +44,11 @@ class Price:
     """Long-lived cache write price: one hour at Anthropic, twelve at OpenAI. None uses `cache_write`."""
     above: tuple[int, Price] | None = None
     """Input token threshold, and the price for larger requests."""
+
+    def __post_init__(self) -> None:
+        check_positive(zero=True, input=self.input, output=self.output)
+        optional = {"cached": self.cached, "cache_write": self.cache_write, "cache_write_long": self.cache_write_long}
+        check_positive(zero=True, optional=True, **optional)
 
     def of(self, usage: Usage, cache_write_long_tokens: int = 0) -> float:
         """Return the cost of one call in US dollars.
@@ -310,7 +316,11 @@ def find_price(model: str, prices: Mapping[str, Price] | None = None) -> Price |
     Args:
         model: Model string.
         prices: Custom prices, preferred over `CATALOG`.
+
+    Raises:
+        ConfigurationError: `prices` is not a mapping.
     """
+    check_prices(prices)
     custom = None if prices is None else _find_entry(model, prices)
     if custom is not None:
         return custom

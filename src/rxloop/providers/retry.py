@@ -16,6 +16,7 @@ from rxloop.errors import ProviderError, ProviderTimeout
 from rxloop.protocol.events import Event, LLMFailedEvent, LLMNoticeEvent, UsageEvent
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.stream.rx import Connection, Connections, connect, resolve_scheduler
+from rxloop.support.misuse import check_minimum, check_positive, check_type
 
 
 def begins_answer(event: Event) -> bool:
@@ -51,6 +52,10 @@ class Retry:
     """
     jitter: float = 0.25
     """Maximum fraction that is randomly subtracted from a delay, so that clients do not retry simultaneously."""
+
+    def __post_init__(self) -> None:
+        check_minimum(0, attempts=self.attempts)
+        check_positive(zero=True, first=self.first, longest=self.longest, jitter=self.jitter)
 
     def wait(self, error: ProviderError, attempt: int) -> float | None:
         """Return the delay before the next request in seconds.
@@ -90,7 +95,11 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
 
     Args:
         policy: Retry policy.
+
+    Raises:
+        ConfigurationError: The policy is not a `Retry`.
     """
+    check_type("policy", policy, Retry, "a retry policy, such as Retry(attempts=3)")
 
     def operator(source: Observable[Event]) -> Observable[Event]:
         def subscribe(

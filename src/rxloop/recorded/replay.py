@@ -25,6 +25,7 @@ from rxloop.storage.log_urls import check_log
 from rxloop.stream.back_pressure import WindowedPush
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold
+from rxloop.support.misuse import check_minimum, check_positive
 from rxloop.support.threads import compute
 from rxloop.thinking.graph import ThoughtGraph
 
@@ -60,8 +61,7 @@ class Replay(RecordedStream):
         Raises:
             ConfigurationError: `seq` is less than 1.
         """
-        if seq < 1:
-            raise ConfigurationError(f"seq must be at least 1, got {seq}")
+        check_minimum(1, seq=seq)
         until = seq if self._until is None else min(seq, self._until)
         return Replay(self._log, self._task_id, speed=self._speed, deltas=self._deltas, until=until)
 
@@ -183,8 +183,7 @@ def replay(log: EventLog, task_id: str, *, speed: float | None = None, deltas: b
     Raises:
         ConfigurationError: The speed is not positive.
     """
-    if speed is not None and not speed > 0:
-        raise ConfigurationError(f"speed must be positive or None, got {speed!r}")
+    check_positive(optional=True, speed=speed)
     check_log(log)
     return Replay(log, task_id, speed=speed, deltas=deltas)
 

@@ -19,6 +19,7 @@ from rxloop.run.ownership import OwnedRuns, RunHold
 from rxloop.run.result import MisuseErrors, Result, copy_error, make_result, raise_failure
 from rxloop.stream.back_pressure import Overflow
 from rxloop.stream.stream import Pipeable, Stream, check_reader
+from rxloop.support.misuse import check_positive
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Artifacts
@@ -251,8 +252,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
         """
         if self._attempt.info.log is None:
             raise ConfigurationError(f"cannot release run {self.task_id} because it has no log; cancel or await it")
-        if not grace >= 0:
-            raise ConfigurationError(f"grace must not be negative, got {grace!r}")
+        check_positive(zero=True, grace=grace)
         await self.hold.release(grace)
 
     async def aclose(self) -> None:

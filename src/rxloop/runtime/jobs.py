@@ -15,6 +15,7 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.support.misuse import check_argument
 
 log = logging.getLogger("rxloop")
 
@@ -34,10 +35,8 @@ def check_priority(priority: Any) -> None:
     Raises:
         ConfigurationError: The priority is invalid.
     """
-    if type(priority) is not int or not -_MAX_PRIORITY <= priority <= _MAX_PRIORITY:
-        raise ConfigurationError(
-            f"priority must be an integer from {-_MAX_PRIORITY:,} to {_MAX_PRIORITY:,}, got {priority!r}"
-        )
+    is_valid = type(priority) is int and -_MAX_PRIORITY <= priority <= _MAX_PRIORITY
+    check_argument("priority", priority, is_valid, f"an integer from {-_MAX_PRIORITY:,} to {_MAX_PRIORITY:,}")
 
 
 def make_queue_metadata(priority: int, at: datetime | None, version: str | None) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Runtime(ExplainedAttributes):
         Raises:
             ConfigurationError: An argument is invalid.
         """
-        check_runtime(agents, log, queue, concurrency, adopt_every, grace)
+        check_runtime(agents, log, queue, deps, concurrency, max_waiting, adopt_every=adopt_every, grace=grace)
         self.log = log
         self._agents = {
             name: agent.with_log(log).with_name(name).with_views(views).with_views([log_attempts(name)])

@@ -13,6 +13,7 @@ from rxloop.pipeline.interfaces import Queue
 from rxloop.protocol.messages import Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.storage.log_urls import check_log
+from rxloop.support.misuse import check_argument, check_method, check_minimum, check_positive, check_type
 from rxloop.tools.client_tool import ClientTool
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ForkChanges(TypedDict, total=False):
 
 
 def check_runtime(
-    agents: Any, event_log: EventLog, queue: Queue | None, concurrency: int | None, adopt_every: float, grace: float
+    agents: Any, event_log: EventLog, queue: Queue | None, deps: Any, concurrency: Any, max_waiting: Any, **seconds: Any
 ) -> None:
     """Validate the arguments for `Runtime`.
 
@@ -64,13 +65,14 @@ def check_runtime(
         ConfigurationError: An argument is invalid, or the log can't be used with a queue.
     """
     check_log(event_log)
+    if queue is not None:
+        check_method("queue", queue, "enqueue", "a queue, such as PostgresQueue(dsn)")
     _check_log_is_shared(event_log, queue)
     _check_agents(agents)
-    if concurrency is not None and concurrency < 1:
-        raise ConfigurationError(f"concurrency must be at least 1 or None, got {concurrency!r}")
-    for name, seconds in (("adopt_every", adopt_every), ("grace", grace)):
-        if not seconds >= 0:
-            raise ConfigurationError(f"{name} must not be negative, got {seconds!r}")
+    check_argument("deps", deps, deps is None or callable(deps), "a function of the run record that returns the deps")
+    check_minimum(1, optional=True, concurrency=concurrency)
+    check_minimum(0, optional=True, max_waiting=max_waiting)
+    check_positive(zero=True, optional=False, **seconds)
 
 
 def check_start_options(options: Mapping[str, Any], allowed: Collection[str]) -> None:
@@ -89,11 +91,8 @@ def check_start_options(options: Mapping[str, Any], allowed: Collection[str]) ->
             raise TypeError(f"start() does not accept {name!r}; {hint}")
     for name in ("model", "strategy"):
         value = options.get(name)
-        if value is not None and not isinstance(value, str):
-            raise ConfigurationError(
-                f"{name} must be a string for start(), because the log stores it, got {value!r}; "
-                f"pass the object to Agent(..., {name}=...)"
-            )
+        expected = f"a string for start(), because the log stores it; pass the object to Agent(..., {name}=...)"
+        check_type(name, value, str | None, expected)
 
 
 def _check_log_is_shared(event_log: EventLog, queue: Queue | None) -> None:
@@ -126,10 +125,7 @@ def _check_log_is_shared(event_log: EventLog, queue: Queue | None) -> None:
 
 
 def _check_agents(agents: Any) -> None:
-    if not isinstance(agents, Mapping):
-        raise ConfigurationError(
-            f"agents must be a mapping of agents by name, such as {{'support': support}}, got {agents!r}"
-        )
+    check_type("agents", agents, Mapping, "a mapping of agents by name, such as {'support': support}")
     for name, agent in cast("Mapping[Any, Any]", agents).items():
         if not isinstance(name, str) or not isinstance(agent, Agent):
             raise ConfigurationError(f"agents must map names to agents, got {name!r}: {agent!r}")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from typing_extensions import Unpack
 
-from rxloop.errors import ConfigurationError, EventLogError
+from rxloop.errors import EventLogError
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import (
@@ -41,6 +41,7 @@ from rxloop.storage.sqlite.reads import Corrupt, StatusPage
 from rxloop.storage.sqlite.worker import Worker
 from rxloop.storage.sqlite.writer import Writer, insert_command, is_large, remove_run, trim
 from rxloop.storage.tail import Position, Tail, Tails, follow_events
+from rxloop.support.misuse import check_argument, is_number
 from rxloop.support.threads import compute
 
 T = TypeVar("T")
@@ -88,10 +89,8 @@ class SqliteEventLog(EventLog):
         """
         # Use an absolute path, because the working directory may change before a connection is opened.
         self.path = check_path(path, fsync, "MemoryEventLog for a log in memory")
-        if corrupt not in ("refuse", "skip"):
-            raise ConfigurationError(f"corrupt must be 'refuse' or 'skip', got {corrupt!r}.")
-        if not 0 < lease < inf:
-            raise ConfigurationError(f"lease must be a positive number of seconds, got {lease!r}.")
+        check_argument("corrupt", corrupt, corrupt in ("refuse", "skip"), "'refuse' or 'skip'")
+        check_argument("lease", lease, is_number(lease) and 0 < lease < inf, "a positive number of seconds")
         self.accepts_empty_owner, self.keeps_deltas, self.lease_seconds = True, keep_deltas, lease
         self._fsync: Fsync = fsync
         self._corrupt: Corrupt = corrupt

@@ -22,6 +22,7 @@ from rxloop.strategies.requests import Sender
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.stream.rx import connect
 from rxloop.stream.sources import Push, emit, from_task
+from rxloop.support.misuse import check_type
 from rxloop.thinking.stages import StrategyDefinition
 
 Function = Callable[[StrategyRun], Awaitable[str]]
@@ -65,6 +66,7 @@ def strategy(
         agent = Agent("zai:glm-4.7", strategy=twice)
         ```
     """
+    check_type("stages", stages, StrategyDefinition | None, "a StrategyDefinition, such as get_stages('react')")
 
     def make(function: Function) -> Strategy:
         name = getattr(function, "__name__", type(function).__name__)

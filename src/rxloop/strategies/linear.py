@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import check_minimum, find_word
+from rxloop.strategies.replies import find_word
 from rxloop.strategies.shared_stages import BRANCH_CREATION, CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
+from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import Branching, IterationPoint, Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import check_minimum
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import Reply, StrategyRun
+from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(

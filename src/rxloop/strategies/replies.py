@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rxloop.errors import ConfigurationError
-
 _MARK = re.compile(r"^[\s>*#_`]*(?:(?:step|thought|option|proposal)\s*)?(?:\(?\d+[.):]+|[-*•])\s*", re.IGNORECASE)
 
 _MAX_MARK = 100
@@ -99,14 +97,3 @@ def _split_lines(text: str) -> list[str]:
 def format_list(items: Iterable[str]) -> str:
     """Format items as a numbered list."""
     return "\n".join(f"{index}. {item}" for index, item in enumerate(items, 1))
-
-
-def check_minimum(minimum: int, **values: int) -> None:
-    """Validate lower bounds of integer arguments.
-
-    Raises:
-        ConfigurationError: If an argument is less than `minimum`.
-    """
-    for name, value in values.items():
-        if value < minimum:
-            raise ConfigurationError(f"{name} must be at least {minimum}, got {value}")

@@ -14,9 +14,9 @@ from rxloop.pipeline.requests import Strategy, ToolDefinition
 from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.plan import Plan, parse_plan
-from rxloop.strategies.replies import check_minimum
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
+from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(

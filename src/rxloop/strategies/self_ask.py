@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import check_minimum, find_labelled
+from rxloop.strategies.replies import find_labelled
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import StrategyRun
+from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(

@@ -18,9 +18,10 @@ from rxloop.pipeline.requests import Strategy
 from rxloop.protocol.finish import COMPLETE
 from rxloop.protocol.settings import ModelSettings
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import check_minimum, find_final_answer
+from rxloop.strategies.replies import find_final_answer
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import Reply, StrategyRun
+from rxloop.support.misuse import check_minimum, check_positive
 from rxloop.thinking.stages import Branching, Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
@@ -91,6 +92,7 @@ def self_consistency(samples: int = 5, temperature: float | None = 0.7, concurre
             that were already started.
     """
     check_minimum(1, samples=samples, concurrency=concurrency or 1)
+    check_positive(zero=True, optional=True, temperature=temperature)
 
     @strategy(stages=STAGES)
     async def self_consistency(run: StrategyRun) -> str:

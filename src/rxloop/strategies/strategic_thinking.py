@@ -11,6 +11,7 @@ from typing_extensions import override
 from rxloop.errors import ConfigurationError, InvalidThought
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.strategies.catalog import STRATEGIES, get_stages
+from rxloop.support.misuse import check_minimum, check_type
 from rxloop.thinking.sessions import ThinkingSessions
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.session import Session
@@ -70,6 +71,10 @@ class StrategicThinking(SessionTool):
         definitions = tuple(
             get_stages(item) if isinstance(item, str) else item for item in strategies or STRATEGIES.values()
         )
+        check_minimum(0, loop_cap=loop_cap)
+        check_minimum(1, optional=True, budget=budget)
+        for table in definitions:
+            check_type("a strategy", table, StrategyDefinition, "a StrategyDefinition or its name")
         definition = ToolDefinition(
             name=NAME,
             description=_description(definitions),

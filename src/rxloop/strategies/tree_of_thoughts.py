@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.replies import check_minimum, find_labelled, find_number, format_list, parse_list
+from rxloop.strategies.replies import find_labelled, find_number, format_list, parse_list
 from rxloop.strategies.shared_stages import (
     BRANCH_CREATION,
     CONTINUATION_DECISION,
@@ -20,6 +19,7 @@ from rxloop.strategies.shared_stages import (
     SOLUTION_FORMULATION,
 )
 from rxloop.strategies.strategy_run import Reply, StrategyRun
+from rxloop.support.misuse import check_argument, check_minimum
 from rxloop.support.threads import run_in_thread
 from rxloop.thinking.stages import Branching, IterationPoint, Stage, StrategyDefinition
 
@@ -108,11 +108,9 @@ def tree_of_thoughts(
             is a solution.
     """
     check_minimum(1, propose=propose, keep=keep, depth=depth, max_calls=max_calls)
-    if search not in ("breadth", "best") or not (evaluate in ("value", "vote") or callable(evaluate)):
-        raise ConfigurationError(
-            f"tree_of_thoughts(evaluate={evaluate!r}, search={search!r}): evaluate must be 'value', 'vote' or a "
-            "function of the thoughts, and search must be 'breadth' or 'best'"
-        )
+    check_argument("search", search, search in ("breadth", "best"), "'breadth' or 'best'")
+    is_valid = evaluate in ("value", "vote") or callable(evaluate)
+    check_argument("evaluate", evaluate, is_valid, "'value', 'vote' or a function of the thoughts")
 
     @strategy(stages=STAGES)
     async def tree_of_thoughts(run: StrategyRun) -> str:

@@ -17,6 +17,7 @@ from rxloop.stream.cancelled_reads import observe_reading_task, release_frames, 
 from rxloop.stream.rx import RunScheduler
 from rxloop.stream.scope import get_running_loop
 from rxloop.stream.sources import select_events
+from rxloop.support.misuse import check_argument, check_minimum
 
 
 class Readable(Protocol):
@@ -82,8 +83,7 @@ def check_reader(overflow: Overflow, buffer: int) -> None:
     """
     if overflow not in ("coalesce", "block", "drop_oldest", "error"):
         raise ConfigurationError(f"overflow must be coalesce, block, drop_oldest or error, got {overflow!r}")
-    if buffer < 1:
-        raise ConfigurationError(f"buffer must be at least 1, got {buffer}")
+    check_minimum(1, buffer=buffer)
 
 
 class Pipeable(Generic[T]):
@@ -281,10 +281,8 @@ def check_view(operator: Any) -> None:
             f"a stream must be piped through views, got the loop operator {operator.__qualname__}. "
             f"Pass it to the agent, as in Agent(..., loop=op.standard(before_tools=[...])).{combine}"
         )
-    if not callable(operator):
-        raise ConfigurationError(
-            f"a stream must be piped through views, as in run.pipe(op.public(), op.text()), got {operator!r}"
-        )
+    expected = "piped through views, as in run.pipe(op.public(), op.text())"
+    check_argument("a stream", operator, callable(operator), expected)
     # Factories are functions of these modules, and the views that they return have a name for messages.
     module = getattr(operator, "__module__", None) or ""
     if module.startswith("rxloop.operators.") and not hasattr(operator, VIEW) and "<locals>" not in str(operator):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError
+from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rxloop.errors import ConfigurationError
@@ -38,14 +40,87 @@ def make_attribute_error(cls: type, name: str) -> AttributeError:
     return AttributeError(message)
 
 
-def check_method(argument: str, value: object, method: str, expected: str) -> None:
-    """Check that an object has a method.
+def check_argument(argument: str, value: object, is_valid: bool, expected: str) -> None:
+    """Raise an error for an invalid argument.
+
+    Args:
+        argument: Name of the argument.
+        value: Value of the argument.
+        is_valid: Result of the check.
+        expected: Noun phrase for the error message, if possible with an example.
 
     Raises:
-        ConfigurationError: The method is missing. The message contains the argument, what was expected, and the value.
+        ConfigurationError: If `is_valid` is False.
     """
-    if isinstance(value, type) or not callable(getattr(value, method, None)):
+    if not is_valid:
         raise ConfigurationError(f"{argument} must be {expected}, got {value!r}")
+
+
+def check_type(argument: str, value: object, kind: type | UnionType | tuple[Any, ...], expected: str) -> None:
+    """Validate an argument with `isinstance`.
+
+    Raises:
+        ConfigurationError: If `isinstance` returns False.
+    """
+    check_argument(argument, value, isinstance(value, kind), expected)
+
+
+def check_method(argument: str, value: object, method: str, expected: str) -> None:
+    """Validate that an object has a method.
+
+    Raises:
+        ConfigurationError: If `method` is missing or not callable.
+    """
+    has_method = not isinstance(value, type) and callable(getattr(value, method, None))
+    check_argument(argument, value, has_method, expected)
+
+
+def check_minimum(minimum: int, *, optional: bool = False, **integers: object) -> None:
+    """Validate integer arguments.
+
+    Args:
+        minimum: Smallest allowed value.
+        optional: Whether to allow None.
+        integers: Values by argument name.
+
+    Raises:
+        ConfigurationError: If a value is not an integer or is less than `minimum`.
+    """
+    expected = f"an integer of at least {minimum}{' or None' if optional else ''}"
+    for name, value in integers.items():
+        is_valid = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+        check_argument(name, value, is_valid or (optional and value is None), expected)
+
+
+def is_number(value: object) -> bool:
+    """Return True for integers and floats, but not for booleans."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_positive(*, zero: bool = False, optional: bool = False, **numbers: Any) -> None:
+    """Validate positive numbers, such as timeouts.
+
+    Args:
+        zero: Whether to allow zero.
+        optional: Whether to allow None.
+        numbers: Values by argument name.
+
+    Raises:
+        ConfigurationError: If a value is not a number or is too small.
+    """
+    expected = f"{'a number of at least 0' if zero else 'a positive number'}{' or None' if optional else ''}"
+    for name, value in numbers.items():
+        is_valid = is_number(value) and (value > 0 or (zero and value == 0))
+        check_argument(name, value, is_valid or (optional and value is None), expected)
+
+
+def check_prices(prices: object) -> None:
+    """Validate optional prices by model string.
+
+    Raises:
+        ConfigurationError: If `prices` is not a mapping.
+    """
+    check_type("prices", prices, Mapping | None, "a dict of prices, such as {'openai:gpt-5': Price(1.25, 10)}")
 
 
 def explain_attribute(error: BaseException) -> BaseException:
@@ -53,7 +128,7 @@ def explain_attribute(error: BaseException) -> BaseException:
 
     These objects are no `ExplainedAttributes`, because `__getattr__` would make reading all their attributes slower.
     """
-    # Subclasses and classes of other code may have any `__str__` and `__module__`.
+    # Subclasses and third-party classes can define `__str__` and `__module__` in any way.
     if type(error) is not AttributeError or not str(type(error.obj).__module__).startswith("rxloop.") or not error.name:
         return error
     explained = make_attribute_error(type(error.obj), error.name)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit, urluns
 
 import orjson
 
-from rxloop.errors import ConfigurationError
+from rxloop.support.misuse import check_argument
 
 REDACTED = "[redacted]"
 
@@ -146,8 +146,6 @@ def check_url(url: str) -> str:
         valid = valid and url.isprintable() and " " not in url
     except ValueError:
         valid = False
-    if not valid:
-        raise ConfigurationError(
-            f"url must be an http:// or https:// URL such as 'http://localhost:8000/v1', got {display_url(url)!r}"
-        )
+    expected = "an http:// or https:// URL such as 'http://localhost:8000/v1'"
+    check_argument("url", display_url(url), bool(valid), expected)
     return url.rstrip("/")

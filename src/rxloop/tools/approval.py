@@ -9,20 +9,19 @@ from typing import Any
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.messages import ToolCall
+from rxloop.support.misuse import check_argument
 
 _MAX_CHARACTERS = 500
 
 
-def check_approve(name: str, approve: object, parameters: Collection[str]) -> None:
+def check_approve(name: str, approve: Any, parameters: Collection[str]) -> None:
     """Validate an approval question template.
 
     Raises:
         ConfigurationError: Blank or malformed template, or unknown parameter.
     """
-    if not isinstance(approve, str) or not approve.strip():
-        raise ConfigurationError(
-            f"tool {name!r}: approve must be a bool or a question such as 'Refund {{amount}}?', got {approve!r}"
-        )
+    is_valid = isinstance(approve, str) and bool(approve.strip())
+    check_argument(f"tool {name!r}: approve", approve, is_valid, "a bool or a question such as 'Refund {amount}?'")
     try:
         fields = [field for _, field, _, _ in Formatter().parse(approve) if field is not None]
     except ValueError as error:

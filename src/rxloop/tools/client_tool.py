@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
 from pydantic_core import SchemaError
@@ -22,6 +22,7 @@ from rxloop.support.json_schema import (
     find_schema_error,
     quote_value,
 )
+from rxloop.support.misuse import check_positive, check_type
 from rxloop.tools.approval import describe_call
 from rxloop.tools.function import check_name, tool
 from rxloop.tools.signature import json_schema, validate
@@ -59,12 +60,8 @@ class ClientTool:
         """
         _check_strings(name, description)
         seconds: Any = timeout
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
-        ):
-            raise ConfigurationError(f"tool {name!r}: timeout must be greater than 0 seconds, got {seconds!r}")
-        if not isinstance(cast("Any", strict), bool):
-            raise ConfigurationError(f"tool {name!r}: strict must be a bool, got {strict!r}")
+        check_positive(optional=True, **{f"tool {name!r}: timeout in seconds": seconds})
+        check_type(f"tool {name!r}: strict", strict, bool, "a bool")
         self._model = parameters if isinstance(parameters, type) else None
         self._result, self._validate = _make_result(name, result, _budget)
         self.definition = ToolDefinition(name, description, _make_parameters(name, parameters, _budget), strict=strict)

@@ -15,6 +15,7 @@ from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
+from rxloop.support.misuse import check_minimum, check_positive, check_type
 from rxloop.tools.execution import describe, make_caller
 from rxloop.tools.result import MAX_RESULT_CHARS
 
@@ -326,19 +327,13 @@ def _check_options(name: str, options: ToolOptions) -> None:
         ConfigurationError: Invalid option value.
     """
     description: Any = options.get("description")
-    if description is not None and not isinstance(description, str):
-        raise ConfigurationError(f"tool {name!r}: description must be a string, got {description!r}")
+    check_type(f"tool {name!r}: description", description, str | None, "a string")
     timeout: Any = options.get("timeout")
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ConfigurationError(f"tool {name!r}: timeout must be greater than 0 seconds, got {timeout!r}")
+    check_positive(optional=True, **{f"tool {name!r}: timeout in seconds": timeout})
     enabled = options.get("enabled")
     if enabled is not None and inspect.iscoroutinefunction(enabled):
         raise ConfigurationError(f"tool {name!r}: enabled must be a plain function, got an async function")
-    max_result: Any = options.get("max_result")
-    if max_result is not None and (not isinstance(max_result, int) or isinstance(max_result, bool) or max_result < 1):
-        raise ConfigurationError(
-            f"tool {name!r}: max_result must be a positive number of characters, got {max_result!r}"
-        )
+    check_minimum(1, optional=True, **{f"tool {name!r}: max_result": options.get("max_result")})
 
 
 def _get_function_name(function: Callable[..., Any]) -> str:

@@ -15,6 +15,7 @@ from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.support.json_schema import VALUE_ERROR
+from rxloop.support.misuse import check_argument
 
 FINAL_ANSWER = "final_answer"
 
@@ -118,14 +119,11 @@ def make_output(output_type: Any, mode: OutputMode = "auto") -> Output:
     Raises:
         ConfigurationError: If the mode is unknown, or pydantic cannot validate the type.
     """
-    if mode not in get_args(OutputMode):
-        raise ConfigurationError(f"output_mode must be one of {', '.join(get_args(OutputMode))}, got {mode!r}")
+    check_argument("output_mode", mode, mode in get_args(OutputMode), f"one of {', '.join(get_args(OutputMode))}")
     if output_type is str:
         return Output(parse=str)
-    if output_type is None or inspect.isroutine(output_type):
-        raise ConfigurationError(
-            f"output_type must be a type, such as str, list[str] or a pydantic model, got {output_type!r}"
-        )
+    is_type = output_type is not None and not inspect.isroutine(output_type)
+    check_argument("output_type", output_type, is_type, "a type, such as str, list[str] or a pydantic model")
     adapter, schema = make_adapter(output_type)
 
     def parse(text: str) -> Any:

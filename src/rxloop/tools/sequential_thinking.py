@@ -22,6 +22,7 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import CustomEvent, SessionLink, StageEvent, ThoughtStreamEvent
 from rxloop.storage import MemoryArtifacts
+from rxloop.support.misuse import check_minimum, check_type
 from rxloop.thinking.sessions import ThinkingSessions
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.session import Session
@@ -51,8 +52,9 @@ class SessionTool(ABC):
             raise ConfigurationError("session_id must not be blank; pass a name or omit it")
         if session_id is not None and (problem := find_name_problem(session_id)) is not None:
             raise ConfigurationError(f"session_id={session_id[:60]!r} {problem}")
-        if text_tokens < 1:
-            raise ConfigurationError(f"text_tokens must be at least 1, got {text_tokens!r}")
+        check_minimum(1, text_tokens=text_tokens)
+        check_type("sessions", sessions, ThinkingSessions | None, "ThinkingSessions(MemoryArtifacts())")
+        check_type("owner", owner, str | Callable | None, "a string or a function of the RunContext")
         self.sessions = sessions if sessions is not None else _choose_sessions(session_id)
         self.definition = definition
         self._bound = session_id

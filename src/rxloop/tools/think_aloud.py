@@ -13,6 +13,7 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import THOUGHT_TYPES, ThoughtStreamEvent, ThoughtType, Verbosity
+from rxloop.support.misuse import check_minimum
 from rxloop.support.text import to_one_line
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class Thoughts:
             raise ConfigurationError(f"Thoughts(verbosity=...) must be one of {', '.join(get_args(Verbosity))}")
         if self.duplicates not in get_args(DuplicatePolicy):
             raise ConfigurationError(f"Thoughts(duplicates=...) must be one of {', '.join(get_args(DuplicatePolicy))}")
-        if self.limit < 1 or self.max_length < 1:
-            raise ConfigurationError("Thoughts(limit=..., max_length=...) must be at least 1")
+        check_minimum(1, limit=self.limit, max_length=self.max_length)
 
 
 class _Arguments(BaseModel):

@@ -232,7 +232,7 @@ def test_ten_thousand_synchronous_answers_need_no_deep_stack() -> None:
 
 @pytest.mark.parametrize("concurrency", [0, -1])
 def test_answering_rejects_a_concurrency_below_one(concurrency: int) -> None:
-    with pytest.raises(ValueError, match="concurrency must be at least 1"):
+    with pytest.raises(ValueError, match="concurrency must be an integer of at least 1"):
         answer_requests(Ask, lambda request: emit(), concurrency)
 
 

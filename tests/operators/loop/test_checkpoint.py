@@ -95,7 +95,7 @@ async def test_checkpoint_is_written_when_the_run_pauses() -> None:  # L86
 
 @pytest.mark.parametrize("every", [0, -1])
 def test_checkpoint_rejects_an_interval_below_one(every: int) -> None:
-    with pytest.raises(ValueError, match="every must be at least 1"):
+    with pytest.raises(ValueError, match="every must be an integer of at least 1"):
         checkpoint(every=every)
 
 

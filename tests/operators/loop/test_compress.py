@@ -226,7 +226,7 @@ async def test_window_limits_the_number_of_messages() -> None:
 def test_window_without_a_limit_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="requires max_tokens, max_messages or both"):
         SlidingWindowCompressor()
-    with pytest.raises(ConfigurationError, match="max_messages must not be negative, got -1"):
+    with pytest.raises(ConfigurationError, match="max_messages must be an integer of at least 0 or None, got -1"):
         SlidingWindowCompressor(max_messages=-1)
     assert repr(SlidingWindowCompressor(max_messages=5)) == "SlidingWindowCompressor(max_messages=5, high=1.0, low=0.6)"
 

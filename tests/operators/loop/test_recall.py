@@ -257,7 +257,7 @@ def test_source_must_be_a_memory() -> None:
 
 @pytest.mark.parametrize("tokens", [0, -1, 0.5, True, "3", None])
 def test_limit_must_be_positive(memory: Memory, tokens: Any) -> None:
-    with pytest.raises(ConfigurationError, match="positive"):
+    with pytest.raises(ConfigurationError, match="an integer of at least 1"):
         op.recall(memory, tokens=tokens)
 
 

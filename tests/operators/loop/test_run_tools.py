@@ -95,7 +95,7 @@ def test_concurrency_limits_the_number_of_running_tools(concurrency: int, second
 
 
 def test_run_tools_rejects_a_concurrency_below_one() -> None:
-    with pytest.raises(ValueError, match="concurrency must be at least 1"):
+    with pytest.raises(ValueError, match="concurrency must be an integer of at least 1"):
         run_tools(concurrency=0)
 
 

@@ -233,5 +233,5 @@ def test_text_and_order_are_preserved(events: list[Event], window: float | None)
 
 @pytest.mark.parametrize("window", [0, -1])
 def test_coalesce_deltas_rejects_a_window_that_is_not_positive(window: float) -> None:
-    with pytest.raises(ConfigurationError, match="window must be positive"):
+    with pytest.raises(ConfigurationError, match="window must be a positive number"):
         coalesce_deltas(window)

@@ -153,9 +153,9 @@ def test_each_subscriber_of_a_stored_view_has_its_own_counts() -> None:
 
 
 def test_repeats_rejects_invalid_options() -> None:
-    with pytest.raises(ConfigurationError, match="n must be at least 2, got "):
+    with pytest.raises(ConfigurationError, match="n must be an integer of at least 2, got "):
         repeats(1)
-    with pytest.raises(ConfigurationError, match="within must be at least n=3, got 2"):
+    with pytest.raises(ConfigurationError, match="within must be an integer of at least 3 or None, got 2"):
         repeats(3, within=2)
 
 

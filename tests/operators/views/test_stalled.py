@@ -191,7 +191,7 @@ def test_each_subscriber_of_a_stored_view_has_its_own_timer() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_stalled_rejects_an_interval_that_is_not_positive(seconds: float) -> None:
-    with pytest.raises(ConfigurationError, match="seconds must be positive"):
+    with pytest.raises(ConfigurationError, match="seconds must be a positive number"):
         stalled(seconds)
 
 

@@ -234,7 +234,7 @@ def test_disposal_cancels_the_timer() -> None:
 
 @pytest.mark.parametrize("window", [0, -1, float("nan")])
 def test_stats_rejects_a_window_that_is_not_positive(window: float) -> None:
-    with pytest.raises(ConfigurationError, match="window must be positive"):
+    with pytest.raises(ConfigurationError, match="window must be a positive number"):
         stats(window)
 
 

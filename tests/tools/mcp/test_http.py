@@ -252,7 +252,7 @@ async def _wait_for_end(run: Any) -> None:
         (lambda: mcp("https://x.example", "arg"), "are only valid for a program"),
         (lambda: mcp("npx", **cast("Any", {"nmae": "x"})), "unknown option 'nmae'"),
         (lambda: mcp("npx", only="x"), "must be lists"),
-        (lambda: mcp("npx", ttl=0), "ttl must be greater than 0"),
+        (lambda: mcp("npx", ttl=0), "ttl must be a positive number or None, got 0"),
         (lambda: mcp("npx -y some-server"), r"mcp\('npx', '-y', 'some-server'\)"),
         (lambda: mcp("npx", approve=cast("Any", "never")), "'destructive'"),
     ],

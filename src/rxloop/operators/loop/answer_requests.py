@@ -6,11 +6,11 @@ from typing import Any, Generic, TypeVar
 
 from reactivex import Observable, abc
 
-from rxloop.errors import ConfigurationError
 from rxloop.operators.loop import checks
 from rxloop.pipeline.active_call import Permit, Permits
 from rxloop.pipeline.requests import Operator, Request, Signal
 from rxloop.stream.rx import ColdObservable, Connections, PipelineStopped, connect, dispose_on_error
+from rxloop.support.misuse import check_argument, check_minimum, check_type
 
 R = TypeVar("R", bound=Request[Any])
 
@@ -19,8 +19,6 @@ def answer_requests(
     request_type: type[R], answer: Callable[[R], Observable[Signal] | Request[Any]], concurrency: int | None = None
 ) -> Operator[object]:
     """Replace requests of one type by their answers, and pass all other signals through.
-
-    Used by `call_model`, `run_tools`, `iterate` and `on`.
 
     ::
 
@@ -36,9 +34,10 @@ def answer_requests(
         concurrency: Maximum number of concurrent answers. Further requests wait in order. Unlimited by default.
 
     Returns:
-        Operator that completes after its source and all answers. If one answer fails, the others are disposed and the
-        operator fails with the same error.
+        Operator that completes after its source and all answers. If an answer fails, it disposes the others and fails.
     """
+    check_type("request_type", request_type, type, "a class of requests, such as ToolRequest")
+    check_argument("answer", answer, callable(answer), "a function of the request")
     return answer_with_permits(request_type, lambda request, _: answer(request), concurrency)
 
 
@@ -51,8 +50,7 @@ def answer_with_permits(
 
     The permit is None if `concurrency` is None.
     """
-    if concurrency is not None and concurrency < 1:
-        raise ConfigurationError(f"concurrency must be at least 1, got {concurrency}")
+    check_minimum(1, optional=True, concurrency=concurrency)
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(observer: Any, scheduler: Any = None) -> abc.DisposableBase:

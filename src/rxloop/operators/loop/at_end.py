@@ -7,6 +7,7 @@ from reactivex import Observable, abc
 from rxloop.operators.loop.checks import declare_handler
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.stream.rx import ColdObservable, Connections, connect
+from rxloop.support.misuse import check_argument
 
 
 def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[object]:
@@ -23,7 +24,11 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[obj
     Args:
         answer: Called with the `IterationEnd` after all model and tool calls of the iteration. It should emit the
             `IterationEnd` again after its own signals, because later operators may need it.
+
+    Raises:
+        ConfigurationError: The answer is not a function.
     """
+    check_argument("answer", answer, callable(answer), "a function of the IterationEnd")
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(

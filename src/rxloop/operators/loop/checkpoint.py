@@ -4,7 +4,6 @@ import logging
 
 from reactivex import Observable
 
-from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.at_end import at_end
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
@@ -12,6 +11,7 @@ from rxloop.protocol.events import CheckpointEvent
 from rxloop.protocol.model import make_unchecked
 from rxloop.state.run_state import RunState
 from rxloop.stream.sources import Push, emit, from_task
+from rxloop.support.misuse import check_minimum
 
 log = logging.getLogger("rxloop")
 _checkpoint = make_unchecked(CheckpointEvent, normalised=True)
@@ -33,8 +33,7 @@ def checkpoint(every: int = 1) -> Operator[object]:
         every: Number of iterations between checkpoints. A run always has a checkpoint after its last iteration and
             before it waits for input.
     """
-    if every < 1:
-        raise ConfigurationError(f"every must be at least 1, got {every}")
+    check_minimum(1, every=every)
 
     def answer(end: IterationEnd) -> Observable[Signal]:
         state = end.ctx.state

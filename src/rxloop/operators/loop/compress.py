@@ -9,6 +9,7 @@ from rxloop.operators.loop.answer_requests import answer_requests
 from rxloop.pipeline.interfaces import Compressor, Growth, TokenCounter, Trigger
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.stream.sources import Push, from_task
+from rxloop.support.misuse import check_prices
 
 if TYPE_CHECKING:
     from rxloop.providers.catalog import Price
@@ -97,7 +98,11 @@ def adaptive(prices: Mapping[str, Price] | None = None) -> Trigger:
 
     Args:
         prices: Prices by model string, as in `op.cost`.
+
+    Raises:
+        ConfigurationError: `prices` is not a mapping.
     """
+    check_prices(prices)
     # Imported here because importing the providers would slow down `import rxloop`.
     from rxloop.providers.catalog import find_price
 

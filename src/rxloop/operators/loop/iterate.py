@@ -21,7 +21,7 @@ from rxloop.operators.loop.checks import (
     make_unanswered_error,
     repeats_step,
 )
-from rxloop.operators.loop.compose import describe
+from rxloop.operators.loop.compose import check_loop_operator, describe
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import (
     IterationEnd,
@@ -40,6 +40,7 @@ from rxloop.state.run_state import RunState, check_limits
 from rxloop.stream.rx import ColdObservable, choose, connect
 from rxloop.stream.sources import Push, emit, from_task
 from rxloop.support.foreign_errors import leave_to_loop, to_error
+from rxloop.support.misuse import check_minimum
 
 
 def iterate(pipeline: Operator[OperatorDeps], limit: int | None = None) -> Operator[OperatorDeps]:
@@ -55,14 +56,15 @@ def iterate(pipeline: Operator[OperatorDeps], limit: int | None = None) -> Opera
         out     ---------e--e---------e--e--e--|
 
     Between iterations, only the state of the run is checked: it may have an answer, wait for input, or have reached a
-    limit. A request that was too long is retried under the same step, with a higher `pressure` for compressors. If the
-    vendor refused images or files, the request is retried once without them. After a message with the finish reason
-    `pause`, the model continues its answer in the next iteration.
+    limit. A request that was too long is retried under the same step, with a higher `pressure` for compressors, and
+    once without images and files if the vendor refused them. After the finish reason `pause`, the model continues.
 
     Args:
         pipeline: Pipeline of one iteration, for example `op.compose(op.call_model(), op.run_tools())`.
         limit: Maximum number of iterations. Unlimited by default.
     """
+    check_loop_operator("pipeline", pipeline)
+    check_minimum(0, optional=True, limit=limit)
 
     def answer(request: RunRequest) -> Observable[Signal]:
         return ColdObservable(lambda out, scheduler=None: _Iterations(pipeline, request.ctx, limit, out, scheduler))

@@ -17,6 +17,7 @@ from rxloop.protocol.events import MemoryRecalledEvent
 from rxloop.protocol.messages import Message, is_private
 from rxloop.state.history import History
 from rxloop.stream.sources import Push, from_task
+from rxloop.support.misuse import check_minimum
 
 log = logging.getLogger("rxloop")
 
@@ -108,9 +109,7 @@ def check_source(source: object, method: str, rule: str, **limits: object) -> No
     """
     if not callable(getattr(source, method, None)):
         raise ConfigurationError(f"{rule}, got {source!r}")
-    for name, value in limits.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigurationError(f"{name} must be a positive integer, got {value!r}")
+    check_minimum(1, optional=False, **limits)
 
 
 _Block = tuple[Message, ...]

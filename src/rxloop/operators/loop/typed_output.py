@@ -13,6 +13,7 @@ from rxloop.protocol.events import ContentCompleteEvent, LLMNoticeEvent, Message
 from rxloop.protocol.finish import COMPLETE, CUT_OFF, explain_end, is_filtered, is_refusal
 from rxloop.state.run_state import RunState
 from rxloop.stream.sources import emit
+from rxloop.support.misuse import check_argument, check_minimum
 from rxloop.tools.output import FINAL_ANSWER, is_read_leniently
 
 _READABLE = COMPLETE | CUT_OFF
@@ -37,7 +38,12 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
         parse: Parses an answer. Raises ValueError with a message for the model.
         retries: Maximum number of retries before the run fails with `InvalidOutput`.
         by_tool: True if the model should answer with a tool call. Valid text is accepted too.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
     """
+    check_argument("parse", parse, callable(parse), "a function of the answer, such as Person.model_validate_json")
+    check_minimum(0, retries=retries)
     instruction = (
         f"Call the tool {FINAL_ANSWER} with your answer." if by_tool else "Answer again, with the corrected JSON alone."
     )

@@ -12,6 +12,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View, name_view
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.messages import Usage
+from rxloop.support.misuse import check_argument, check_minimum
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,11 +90,8 @@ def empty_tally(price: Price | None) -> Tally:
     Raises:
         ConfigurationError: `price` is not a `Price`.
     """
-    if price is not None and not hasattr(price, "of_several"):
-        raise ConfigurationError(
-            f"price must be a Price, got {price!r}; "
-            "use Price(input=..., output=...) or rxloop.providers.find_price(model)"
-        )
+    is_price = price is None or hasattr(price, "of_several")
+    check_argument("price", price, is_price, "Price(input=..., output=...) or rxloop.providers.find_price(model)")
     return Tally(dollars=None if price is None else 0.0)
 
 
@@ -135,6 +133,7 @@ def progress(
     Raises:
         ConfigurationError: rich is not installed.
     """
+    check_minimum(0, optional=True, total=total)
     draw = _bar(total, label, console)
 
     def show_bar(out: ViewOutput[F]) -> Callable[[F], None]:

@@ -15,6 +15,7 @@ from rxloop.protocol.messages import ToolCall, Usage
 from rxloop.protocol.tool_events import ToolCompleteEvent
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import CompressionTotals, initial_state
+from rxloop.support.misuse import check_prices
 
 if TYPE_CHECKING:
     from rxloop.providers.catalog import Price
@@ -76,7 +77,11 @@ def context_stats(prices: Mapping[str, Price] | None = None) -> View[Event, Cont
 
     Returns:
         View of the statistics. The last value covers the whole run.
+
+    Raises:
+        ConfigurationError: `prices` is not a mapping.
     """
+    check_prices(prices)
 
     def report(out: ViewOutput[ContextStats]) -> Callable[[Event], None]:
         figures = _Figures(prices)

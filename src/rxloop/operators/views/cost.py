@@ -12,6 +12,7 @@ from rxloop.errors import UnpricedModel
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, UsageEvent
+from rxloop.support.misuse import check_prices
 
 if TYPE_CHECKING:
     from rxloop.providers.catalog import Price
@@ -37,7 +38,11 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
 
     Returns:
         View of the total cost, which never decreases.
+
+    Raises:
+        ConfigurationError: `prices` is not a mapping.
     """
+    check_prices(prices)
 
     def sum_costs(out: ViewOutput[float]) -> Callable[[Event], None]:
         spending = Spending(prices)

@@ -20,6 +20,7 @@ from rxloop.protocol.events import (
     Verbosity,
     ends_attempt,
 )
+from rxloop.support.misuse import check_argument, is_number
 
 A = TypeVar("A", bound=Event)
 B = TypeVar("B", bound=Event)
@@ -136,8 +137,8 @@ def thoughts(
         ConfigurationError: An argument is invalid. Raised immediately.
     """
     allowed = _types(types)
-    if min_confidence is not None and not 0 <= min_confidence <= 1:
-        raise ConfigurationError(f"min_confidence must be from 0 to 1, got {min_confidence}")
+    if min_confidence is not None and not (is_number(min_confidence) and 0 <= min_confidence <= 1):
+        raise ConfigurationError(f"min_confidence must be from 0 to 1, got {min_confidence!r}")
     levels = _levels(verbosity)
 
     def matches(event: Event) -> bool:
@@ -165,8 +166,7 @@ def _types(types: ThoughtType | Collection[ThoughtType] | None) -> frozenset[str
 def _levels(verbosity: Verbosity | None) -> tuple[str, ...]:
     if verbosity is None:
         return _LEVELS
-    if verbosity not in _LEVELS:
-        raise ConfigurationError(f"verbosity must be one of {', '.join(_LEVELS)}, got {verbosity!r}")
+    check_argument("verbosity", verbosity, verbosity in _LEVELS, f"one of {', '.join(_LEVELS)}")
     return _LEVELS[: _LEVELS.index(verbosity) + 1]
 
 

@@ -14,6 +14,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View, name_view
 from rxloop.stream.rx import Connection, Connections, RunScheduler, resolve_scheduler
 from rxloop.stream.stream import JOINS
+from rxloop.support.misuse import check_argument
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -209,7 +210,11 @@ def make_view(
 
     Returns:
         A view of the emitted values.
+
+    Raises:
+        ConfigurationError: `make` is not a function.
     """
+    check_argument("make", make, callable(make), "a function of the output of a subscription")
     name = name or _derive_name(make)
 
     def view(source: Observable[A]) -> Observable[T]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import ToolCall
+from rxloop.support.misuse import check_minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,8 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
     Raises:
         ConfigurationError: `n` is less than 2 or greater than `within`. Raised immediately.
     """
-    if n < 2:
-        raise ConfigurationError(f"n must be at least 2, got {n}")
-    if within is not None and within < n:
-        raise ConfigurationError(f"within must be at least n={n}, got {within}")
+    check_minimum(2, n=n)
+    check_minimum(n, optional=True, within=within)
 
     def count_calls(out: ViewOutput[Repeat]) -> Callable[[Event], None]:
         counts: dict[tuple[str, str | None], _CallCounts] = {}

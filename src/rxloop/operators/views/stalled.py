@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import (
@@ -26,6 +25,7 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.visibility import public_question
+from rxloop.support.misuse import check_positive
 
 Step = tuple[str, str | None, str | None]
 """Run, branch and step."""
@@ -193,8 +193,7 @@ def stalled(seconds: float) -> View[Event, Stall]:
     Raises:
         ConfigurationError: The time is not positive. Raised immediately.
     """
-    if not seconds > 0:
-        raise ConfigurationError(f"seconds must be positive, got {seconds}")
+    check_positive(seconds=seconds)
 
     def watch(out: ViewOutput[Stall]) -> Callable[[Event], None]:
         return _Silence(seconds, out).handle

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from reactivex import abc
 from reactivex.disposable import Disposable
 
-from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View
 from rxloop.operators.views.cost import Spending
 from rxloop.operators.views.make_view import ViewOutput, make_view
@@ -28,6 +27,7 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.protocol.messages import Usage
+from rxloop.support.misuse import check_positive, check_prices
 
 if TYPE_CHECKING:
     from rxloop.providers.catalog import Price
@@ -100,8 +100,8 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
     Raises:
         ConfigurationError: The window is not positive. Raised immediately.
     """
-    if not window > 0:
-        raise ConfigurationError(f"window must be positive, got {window}")
+    check_positive(window=window)
+    check_prices(prices)
 
     def report(out: ViewOutput[Stats]) -> Callable[[Event], None]:
         return _Report(window, _Figures(window, prices, out.now), out).handle

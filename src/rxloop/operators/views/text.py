@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from rxloop.errors import ConfigurationError
 from rxloop.operators.views import EventView, View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event
 from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
+from rxloop.support.misuse import check_positive
 
 
 def text(*, nested: bool = False) -> View[Event, str]:
@@ -88,8 +88,7 @@ def coalesce_deltas(window: float | None = None) -> EventView:
     Raises:
         ConfigurationError: The window is not positive. Raised immediately.
     """
-    if window is not None and window <= 0:
-        raise ConfigurationError(f"window must be positive, got {window}")
+    check_positive(optional=True, window=window)
 
     def merge(out: ViewOutput[Event]) -> Callable[[Event], None]:
         buffer = _DeltaBuffer()

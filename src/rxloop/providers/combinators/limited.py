@@ -11,13 +11,13 @@ from typing import Any
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable, SingleAssignmentDisposable
 
-from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import Event
 from rxloop.providers.combinators import Combined, ask
 from rxloop.stream.rx import resolve_scheduler
 from rxloop.stream.scope import Scope
+from rxloop.support.misuse import check_minimum
 
 MINUTE = timedelta(minutes=1)
 
@@ -49,9 +49,6 @@ def limited(model: Provider | str, *, concurrent: int | None = None, per_minute:
     Raises:
         ConfigurationError: A limit is less than 1, or the model string is invalid.
     """
-    for name, limit in (("concurrent", concurrent), ("per_minute", per_minute)):
-        if limit is not None and limit < 1:
-            raise ConfigurationError(f"{name} must be at least 1, got {limit}")
     return Limited(model, concurrent, per_minute)
 
 
@@ -59,6 +56,7 @@ class Limited(Combined):
     """Provider with limits, created by `limited`."""
 
     def __init__(self, model: Provider | str, concurrent: int | None, per_minute: int | None) -> None:
+        check_minimum(1, optional=True, concurrent=concurrent, per_minute=per_minute)
         super().__init__(model)
         (self.provider,) = self.providers
         self.concurrent = concurrent

@@ -18,6 +18,7 @@ from rxloop.providers.factories import resolve_model
 from rxloop.providers.retry import begins_answer, make_failed_event
 from rxloop.stream.rx import resolve_scheduler
 from rxloop.support.foreign_errors import leave_to_loop
+from rxloop.support.misuse import check_argument, check_positive
 from rxloop.support.tasks import close_all
 
 
@@ -135,8 +136,6 @@ def hedge(first: Provider | str, second: Provider | str, *, after: float) -> Hed
     Raises:
         ConfigurationError: The delay is negative, or a model string is invalid.
     """
-    if after < 0:
-        raise ConfigurationError(f"after must not be negative, got {after}")
     return Hedge(first, second, after)
 
 
@@ -144,6 +143,7 @@ class Hedge(Combined):
     """Provider created by `hedge`."""
 
     def __init__(self, first: Provider | str, second: Provider | str, after: float) -> None:
+        check_positive(zero=True, after=after)
         super().__init__(first, second)
         self.first, self.second = self.providers
         self.after = after
@@ -264,6 +264,9 @@ def routed(choose: Callable[[ModelRequest], Provider | str], *, name: str = "rou
         choose: Called before sending a request. Run metadata is available as `request.ctx.metadata`. Providers created
             from model strings are cached. Other providers remain owned by the caller.
         name: Provider name used in events.
+
+    Raises:
+        ConfigurationError: `choose` is not a function.
     """
     return Routed(choose, name)
 
@@ -272,6 +275,7 @@ class Routed:
     """Provider created by `routed`."""
 
     def __init__(self, choose: Callable[[ModelRequest], Provider | str], name: str) -> None:
+        check_argument("choose", choose, callable(choose), "a function of the request that returns a model")
         self._choose = choose
         self.name = name
         """Name in events."""

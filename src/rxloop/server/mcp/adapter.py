@@ -37,6 +37,7 @@ from rxloop.server.mcp.calls import ON_WAIT, PRINCIPAL, Calls, Context, ToolResu
 from rxloop.server.mcp.http_sessions import HttpSessions
 from rxloop.server.mcp.thinking_tools import ThinkingTools
 from rxloop.server.mcp.tools import AgentSelection, make_agent_tools
+from rxloop.support.misuse import check_argument, check_minimum, is_number
 from rxloop.thinking.sessions import ThinkingSessions
 
 log = logging.getLogger("rxloop")
@@ -96,12 +97,9 @@ class Endpoint:
         session_timeout: float,
         max_sessions: int,
     ) -> None:
-        if not 0 < session_timeout < math.inf:
-            raise ConfigurationError(
-                f"session_timeout must be a finite number of seconds above 0, got {session_timeout!r}"
-            )
-        if max_sessions < 1:
-            raise ConfigurationError(f"max_sessions must be at least 1, got {max_sessions}")
+        is_valid = is_number(session_timeout) and 0 < session_timeout < math.inf
+        check_argument("session_timeout", session_timeout, is_valid, "a finite number of seconds above 0")
+        check_minimum(1, max_sessions=max_sessions)
         self._gateway, self._server, self._hosts, self._stateless = gateway, server, hosts, not sessions
         self._session_timeout, self._max_sessions = session_timeout, max_sessions
         self._http_sessions = HttpSessions(gateway, session_timeout)

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from rxloop.errors import ConfigurationError, ConflictError, EventLogError, Fenced
+from rxloop.errors import ConflictError, EventLogError, Fenced
 from rxloop.storage.postgres.address import Address, Connection
 from rxloop.storage.postgres.leases import Leases
 from rxloop.storage.postgres.listener import Listener
@@ -19,6 +19,7 @@ from rxloop.storage.postgres.rows import Batch, Outcome, write
 from rxloop.storage.postgres.schema import check, migrate
 from rxloop.storage.postgres.serial_connection import ConnectionPool, SerialConnection, T, Work
 from rxloop.storage.rules import count_repeats, make_conflict_error
+from rxloop.support.misuse import check_argument, is_number
 
 _MAX_BATCHES, _MAX_EVENTS, _MAX_BYTES = 250, 5_000, 8_000_000
 """Soft limits per statement, as numbers of batches, events and bytes. A single batch may exceed them."""
@@ -313,10 +314,9 @@ class Engines:
             ConfigurationError: If `retry_seconds` or `lease` is invalid.
         """
         self._engines: dict[asyncio.AbstractEventLoop, Engine] = {}
-        if not 0 < lease < inf:
-            raise ConfigurationError(f"lease must be a positive number of seconds, got {lease!r}.")
-        if not 0 <= retry_seconds < inf:
-            raise ConfigurationError(f"timeout must be a number of seconds, got {retry_seconds!r}.")
+        check_argument("lease", lease, is_number(lease) and 0 < lease < inf, "a positive number of seconds")
+        is_valid = is_number(retry_seconds) and 0 <= retry_seconds < inf
+        check_argument("timeout", retry_seconds, is_valid, "a number of seconds")
         self.address = address
         self._retry_seconds, self._lease = float(retry_seconds), float(lease)
         _ENGINES.add(self)

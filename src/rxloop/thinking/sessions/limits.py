@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from rxloop.errors import ConfigurationError
 from rxloop.pipeline.artifact_rules import ArtifactRecord
+from rxloop.support.misuse import check_argument, check_minimum, check_positive
 from rxloop.support.tasks import CLOCK
 from rxloop.thinking.sessions.session import Session
 from rxloop.thinking.sessions.session_artifacts import Head, SessionArtifacts, StoredSession
@@ -57,13 +57,9 @@ class SessionLimits:
         max_sessions: int,
         max_total: int,
     ) -> None:
-        if (ttl is not None and not ttl > 0) or max_sessions < 1 or max_total < 1:
-            raise ConfigurationError(
-                f"ttl must be greater than 0 seconds and max_sessions and max_total at least 1, got ttl={ttl!r}, "
-                f"max_sessions={max_sessions!r} and max_total={max_total!r}"
-            )
-        if ttl_from not in ("used", "created"):
-            raise ConfigurationError(f"ttl_from must be 'used' or 'created', got {ttl_from!r}")
+        check_positive(optional=True, ttl=ttl)
+        check_minimum(1, max_sessions=max_sessions, max_total=max_total)
+        check_argument("ttl_from", ttl_from, ttl_from in ("used", "created"), "'used' or 'created'")
         self._artifacts = artifacts
         self._ttl = ttl
         self._ttl_from = ttl_from

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from rxloop.errors import ConfigurationError, InvalidThought, SessionFull
+from rxloop.errors import InvalidThought, SessionFull
 from rxloop.state.history import Ledger
+from rxloop.support.misuse import check_minimum
 from rxloop.thinking.sessions.thought import SequentialThought, ThoughtInput, ThoughtWarning
 
 Status = Literal["active", "complete"]
@@ -222,10 +223,7 @@ class Rules:
         return max(200, self.max_length // 100)
 
     def __post_init__(self) -> None:
-        if self.max_length < 1 or self.max_thoughts < 1:
-            raise ConfigurationError(
-                f"max_length={self.max_length!r} and max_thoughts={self.max_thoughts!r} must be at least 1"
-            )
+        check_minimum(1, max_length=self.max_length, max_thoughts=self.max_thoughts)
 
 
 def accept(

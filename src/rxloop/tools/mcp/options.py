@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.run_context import RunContext
+from rxloop.support.misuse import check_positive
 from rxloop.support.redaction import find_secrets
 from rxloop.support.threads import call_user_function
 
@@ -125,9 +126,8 @@ def parse_options(name: str, options: Options) -> ServerOptions:
     approve, ttl, timeout = options.get("approve", False), options.get("ttl", 300.0), options.get("timeout", 300.0)
     if approve not in (True, False, "destructive"):
         raise ConfigurationError(f"mcp {name}: approve must be True, False or 'destructive', got {approve!r}")
-    for option, value in (("ttl", ttl), ("timeout", timeout)):
-        if value is not None and not value > 0:
-            raise ConfigurationError(f"mcp {name}: {option} must be greater than 0 seconds, got {value!r}")
+    seconds: dict[str, Any] = {f"mcp {name}: ttl": ttl, f"mcp {name}: timeout": timeout}
+    check_positive(optional=True, **seconds)
     only, hide = options.get("only"), options.get("hide", ())
     if isinstance(only, str) or isinstance(hide, str):
         raise ConfigurationError(f"mcp {name}: only and hide must be lists of the server's tool names")
