@@ -65,9 +65,8 @@ class AttemptTools:
         if tool is None or name not in offered:
             names = self._offered if request.offered is None else [each.name for each in request.offered]
             return self._agent_tools.explain_unavailable(name, list(names), [missing.name for missing in self._missing])
-        earlier = self._recorder.earlier
-        question_kind = earlier.question_kinds.get(request.slot)
-        if request.slot[0] in earlier.messages and self._agent_tools.is_swapped(name, tool, question_kind):
+        earlier, slot = self._recorder.earlier, request.slot
+        if slot[0] in earlier.messages and self._agent_tools.is_swapped(name, tool, earlier.question_kinds.get(slot)):
             return f"The tool {name!r} is another one now than when it was called, and was not called."
         return tool
 

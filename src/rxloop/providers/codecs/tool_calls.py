@@ -355,7 +355,7 @@ class CallAssembler:
 
     def _is_prefix(self, name: str) -> bool:
         """Return True if `name` is a proper prefix of a tool name."""
-        return any(len(tool_name) > len(name) and tool_name.startswith(name) for tool_name in self._hidden_by_name)
+        return any(tool_name != name and tool_name.startswith(name) for tool_name in self._hidden_by_name)
 
     def _store_extra(self, call: Call, extra: Any) -> None:
         """Store the call's extra content."""
