@@ -11,7 +11,7 @@ from rxloop.protocol.events import Event
 
 
 class Budget:
-    """Budget without limits. The run replaces it with a `WorkBudget`."""
+    """Unlimited budget. Runs use a `WorkBudget` instead."""
 
     __slots__ = ()
 
@@ -28,10 +28,10 @@ class Budget:
         return answer
 
     def end_flood(self, count: int) -> None:
-        """End the run, because an operator has received more requests than it may answer at once."""
+        """Fail the run because an operator has more than `count` unanswered requests."""
 
     def note_unpublished(self, event: Event) -> None:
-        """Remember an event that operators have not passed to the run yet."""
+        """Add an event to the list of unpublished events."""
 
     def has_unpublished_call(self, step: str, index: int) -> bool:
         """Return True if operators still hold the message that contains a tool call."""

@@ -89,7 +89,7 @@ class LogWriter:
             self._set_gate(True)
 
     def add_copied(self, events: Sequence[Event]) -> None:
-        """Add all durable events at once that are not in the log, so that one batch contains them."""
+        """Append copied events to the buffer as a single batch, skipping events in the log."""
         new = events[bisect_right(events, self.durable_seq, key=attrgetter("seq")) :]
         if new and self.error is None:
             self._buffer += new[:-1]

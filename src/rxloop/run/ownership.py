@@ -88,7 +88,7 @@ class RunHold:
 
     @property
     def is_unfinished(self) -> bool:
-        """True if the attempt ended, but the run did not: it is waiting for an answer, or its end is not logged."""
+        """True if the attempt has ended without ending the run, for example while it waits for an answer."""
         final = self._attempt.final
         return isinstance(final, StatusUpdateEvent) and final.state in (*WAITING, "working")
 

@@ -35,7 +35,7 @@ from rxloop.state.run_state import RunState
 Rule = Callable[[RunState, Any], str | None]
 """Function that explains why an event is out of order. None if it is in order."""
 RepetitionRule = Callable[["EventStamp", RunState, Any], str | None]
-"""Function that explains why an event must not happen again. None if it happens for the first time."""
+"""Function that returns an error message for a repeated event, or None."""
 
 
 class Numbering:
@@ -65,7 +65,7 @@ class EventStamp:
         # Even an empty set would take 216 bytes per run.
         self._started: set[Slot] | None = None
         self._completed: dict[str | None, set[str | None]] = {}
-        """Steps of complete messages by branch, without the newest one of each branch."""
+        """Steps of earlier complete messages by branch, excluding each branch's newest message."""
 
     def apply(self, event: Event, properties: EventProperties) -> Event:
         """Add numbers, ids and a timestamp to an event. Copies the event first if it was published before."""
@@ -127,7 +127,7 @@ class EventStamp:
         return properties.find_repetition(self, state, event)
 
     def find_repeated_start(self, state: RunState, event: ToolStartEvent) -> str | None:
-        """Return why a call must not start again, or None."""
+        """Return an error message for a repeated call start, or None."""
         # The state can't detect this, because calls from earlier attempts may be restarted.
         slot = (event.step or "", event.index)
         if self._started is None:
@@ -138,9 +138,9 @@ class EventStamp:
         return None
 
     def find_repeated_step(self, state: RunState, event: LLMCallEvent | ContentCompleteEvent) -> str | None:
-        """Return why a step must not be requested or completed again, or None."""
+        """Return an error message for a repeated step, or None."""
         step, last = event.step, state.last
-        # The request that opened the step was checked.
+        # This check was already done for the request of an open step.
         if last is None or step == last.step or (step is not None and step == state.open_step):
             return None
         # The state only retains the newest message.
@@ -290,7 +290,7 @@ class EventProperties:
     rule: Rule | None
     """Order rule, or None if the event is always allowed."""
     find_repetition: RepetitionRule | None
-    """Rule of events that must not happen again after their call has started or their message is complete."""
+    """Repetition rule, or None if the event may be repeated."""
     text: str
     """Delta field containing model text. Empty for other events."""
     is_reserved: bool

@@ -39,7 +39,7 @@ class _AttemptLog:
         self._agent = agent
         self._started: int | None = None
         self._copied = 0
-        """Last event that a fork has copied from another run."""
+        """`seq` of the last copied event if the run is a fork, otherwise 0."""
         self._model_calls = self._input_tokens = self._output_tokens = 0
 
     def add(self, event: Event) -> None:

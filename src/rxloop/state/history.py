@@ -99,7 +99,7 @@ class History(Sequence[Message]):
             try:
                 first = self._items.index(item, max(0, index + 1 - item.count), index + 1)
             except ValueError:
-                # Another thread has just parsed these messages.
+                # Another thread parsed the messages in the meantime.
                 return self._item(index)
             self._items[first : first + item.count] = item.read(item.data)
             return self._item(index)
@@ -287,7 +287,7 @@ class Batch:
         return 0 <= index < len(self.message.tool_calls) and index not in self.answers
 
     def find_open(self, step: str | None, position: int) -> ToolCall | None:
-        """Return an unanswered call by its step and its index in events, or None."""
+        """Find an unanswered call by step and event index."""
         index = self.find_index(position) if self.left_out else position
         calls = self.message.tool_calls
         if step != self.step or not 0 <= index < len(calls) or index in self.answers:

@@ -41,10 +41,10 @@ _RUNS_PER_FOLD = 64
 """Number of single-run folds that are combined into one stored fold."""
 
 _MESSAGES_PER_GROUP = 200
-"""Maximum number of stored messages that are parsed at once."""
+"""Maximum number of stored messages per parsing step."""
 
 _SEPARATOR = b",\n"
-"""Separator of stored messages, which is not part of their JSON."""
+"""Separator between stored messages. Encoded messages never contain it."""
 
 _MAX_CONVERSATIONS = 100
 
@@ -299,13 +299,14 @@ def _to_stored_messages(folds: Sequence[RunFold], summaries: Sequence[dict[str, 
     for fold, summary in zip(folds, summaries, strict=True):
         count, private, size, user, pinned = (summary[name] for name in ("count", "private", "size", "user", "pinned"))
         encoded = fold.messages[1:-1].split(_SEPARATOR)
-        # Logs of earlier versions have other separators, and the fold of a run without messages has one empty part.
+        # Do not split folds from earlier versions, which use a different separator. Splitting empty text returns one
+        # item.
         length = _MESSAGES_PER_GROUP if len(encoded) == count else max(count, 1)
         for first in range(0, count, length):
             group = encoded[first : first + length]
             hidden = private[bisect_left(private, first) : bisect_left(private, first + length)]
             read = partial(_parse_messages, private=[index - first for index in hidden])
-            # The metadata of all groups are added with the first one.
+            # Add the metadata of the whole fold to the first group.
             yield StoredMessages(b"[%b]" % b",".join(group), read, min(length, count - first), size, user, pinned)
             size, user, pinned = 0, None, ()
 

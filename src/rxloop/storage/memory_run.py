@@ -35,7 +35,7 @@ class MemoryRun:
     waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
 
     def extend(self, parts: BatchParts, writer: str) -> None:
-        """Add the events of a batch and wake the followers."""
+        """Append a batch of events and notify followers."""
         if parts.durable:
             self.writer, self.cached_record = writer, None
         self.events.extend(parts.durable)
@@ -68,7 +68,7 @@ class MemoryRun:
         return ends_attempt(last)
 
     async def wait_for_events(self) -> None:
-        """Wait for the next batch."""
+        """Suspend the caller until another batch is added."""
         waiter = asyncio.get_running_loop().create_future()
         self.waiters.add(waiter)
         try:
@@ -78,7 +78,7 @@ class MemoryRun:
 
     def record(self) -> RunRecord:
         """Return the record of the run."""
-        # Cached, because each turn of a conversation reads the records of all earlier turns.
+        # Starting a turn reads the records of all earlier turns, so use a cached record.
         self.cached_record = self.cached_record or self._make_record()
         return self.cached_record
 

@@ -243,7 +243,7 @@ class PostgresArtifacts:
     async def _lock_and_run(self, context_id: str, artifact_id: str, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Call `work` in a transaction that locks all versions of the artifact.
 
-        There is no advisory lock, because any role that can connect to the database could hold it.
+        Advisory locks are not used, because any role with access to the database can hold them.
         """
 
         async def write(connection: Connection) -> T:

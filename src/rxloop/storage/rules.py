@@ -50,16 +50,16 @@ def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, keeps_
 
 
 class BatchParts(NamedTuple):
-    """Events of a batch by kind."""
+    """Batch events grouped by type."""
 
     durable: Sequence[Event]
     transient: Sequence[Event]
     statuses: Sequence[StatusUpdateEvent]
-    """Durable events that may change the record of the run."""
+    """Durable events that can affect a run's record."""
 
 
 def split_batch(events: Sequence[Event]) -> BatchParts:
-    """Return the events of a batch by kind."""
+    """Split a batch into durable, transient and status events."""
     durable = [event for event in events if event.durable]
     transient = [event for event in events if not event.durable]
     return BatchParts(durable, transient, [event for event in durable if isinstance(event, StatusUpdateEvent)])

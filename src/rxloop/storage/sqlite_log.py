@@ -127,7 +127,7 @@ class SqliteEventLog(EventLog):
             EventLogError: As in `append`.
         """
         if is_large(events):
-            # The caller uses `append`, which checks them outside of the event loop.
+            # Let the caller use `append`, which validates large batches in a thread.
             return False
         check_batch(task_id, events, expected_seq, self.keeps_deltas)
         if not events:

@@ -79,7 +79,7 @@ class WindowedPush:
                 await self._buffers.pop().wait_until_read()
         self._count += 1
         if self._count % _EVENTS_PER_TURN == 0:
-            # The events of a log in memory have no size, and a view may not pass them to a buffer.
+            # Events from a memory log have no size, and views can drop events before a buffer.
             await asyncio.sleep(0)
         if self._gate.closed:
             await self._gate.wait()

@@ -317,7 +317,7 @@ class RunScheduler(AsyncIOScheduler):
         return CurrentThreadScheduler.singleton().schedule(action, state)
 
     def _pause(self, action: abc.ScheduledAction[S], state: S | None) -> abc.DisposableBase:
-        """Run an action in a later turn of the event loop, or end the run if its actions do not end."""
+        """Schedule an action in a later turn of the event loop. End the run if this happens too often."""
         pauses = self._pauses + 1
         if pauses > _MAX_PAUSES and self.scope is not None:
             what = f"an operator has emitted values {pauses * _ACTIONS_PER_TURN:,} times without waiting"

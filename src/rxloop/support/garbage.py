@@ -17,7 +17,7 @@ _FROZEN_BY_PYTHON = 1_000
 
 
 _FREED = 200
-"""Number of objects that are freed at once."""
+"""Maximum number of objects freed per step."""
 
 
 def free_in_parts(objects: list[Any]) -> None:

@@ -42,7 +42,7 @@ class OfferedTools:
     missing: tuple[MissingToolset, ...] = ()
     """Unavailable toolsets."""
     answers: tuple[str, ...] = field(init=False)
-    """Names of tools that return the answer of the run. Stored, because most requests offer the same tools."""
+    """Names of tools that return the run's answer, computed once because most requests offer identical tools."""
 
     def __post_init__(self) -> None:
         answers = tuple(name for name, tool in self.tools.items() if tool.definition.answer)

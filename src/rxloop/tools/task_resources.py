@@ -141,8 +141,8 @@ class _Resource(Generic[T]):
         self._failure: Exception | None = None
         """Exception raised while leaving."""
         self.entered: asyncio.Future[Exception | None] = self._loop.create_future()
-        # Use an empty context, because inherited variables may contain credentials or test-specific values. It also
-        # shows that the resource cannot advance the run that enters it, which may be stuck.
+        # Use an empty context, because inherited variables may contain credentials or test-specific values. The
+        # detection of stuck runs also ignores tasks with an empty context.
         context = Context()
         self.task = self._loop.create_task(self._run(make, previous), name=f"rxloop-{name}", context=context)
         _RUNNING.add(self.task)

@@ -20,10 +20,10 @@ O = TypeVar("O", bound=Operator)  # noqa: E741
 
 MAX_PRESSURE = 3
 MAX_LATE = 2_000
-"""Maximum number of requests that an operator ignores after its end. An exception then stops an endless source."""
+"""Maximum number of requests ignored after an operator has ended. Exceeding it raises an exception, which stops an
+endless source."""
 MAX_UNANSWERED = 10_000
-"""Maximum number of active answers of an operator, and of requests that wait for their turn. It exceeds the number of
-calls that fit into a message of a model."""
+"""Maximum number of active answers and of queued requests per operator. A single model message contains fewer calls."""
 _ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolRequest: "op.run_tools()"}
 NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
 
@@ -203,7 +203,7 @@ def make_restart_error(count: int, loop: str) -> PipelineError:
 
 
 def make_flood_error(count: int, loop: str) -> PipelineError:
-    """Create an error for an operator that receives too many requests."""
+    """Return the error for an operator with too many unanswered requests."""
     return PipelineError(
         f"an operator has received more than {count:,} requests before it could answer them; limit the repetitions of "
         f"the operator that sends them, as in rx.retry(3) or rx.repeat(3); the loop is {loop}"
@@ -211,7 +211,7 @@ def make_flood_error(count: int, loop: str) -> PipelineError:
 
 
 def stop_flood(request: Request) -> NoReturn:
-    """End the run, because an operator receives more requests than it can answer, and stop their sender."""
+    """Fail the run due to too many unanswered requests, and stop the sender by raising an exception."""
     request.ctx.info.budget.end_flood(MAX_UNANSWERED)
     raise PipelineStopped
 

@@ -53,10 +53,14 @@ def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
 
 
 def check_loop_operator(argument: str, operator: Any) -> None:
-    """Check that an argument is an operator of the loop, and not a list or a view.
+    """Validate an argument that should be a loop operator.
+
+    Args:
+        argument: Argument name for the error message.
+        operator: Argument value.
 
     Raises:
-        ConfigurationError: It is none. The message contains a remedy.
+        ConfigurationError: If the value is a list, a view, or not callable.
     """
     expected = "an operator, such as op.call_model()" if not callable(operator) else None
     if isinstance(operator, list | tuple):

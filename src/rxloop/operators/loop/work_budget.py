@@ -160,7 +160,8 @@ class WorkBudget(Budget):
     @override
     def end_flood(self, count: int) -> None:
         self._lifetime.finish(make_flood_error(count, self._describe_loop()))
-        # The exception that stops the sender may prevent the subscription, so that disposing it stops no answer.
+        # Stop the scope explicitly. If the exception for the sender interrupts `subscribe`, there is no subscription to
+        # dispose.
         self._scope.call_soon(self._scope.stop)
 
     @property

@@ -37,7 +37,7 @@ _GEMINI_LIMIT = "maxOutputTokens"
 def find_output_limit(body: bytes) -> int | None:
     """Return the output limit of a request body, or None.
 
-    Codecs write it before the messages, which take long to parse in a long conversation.
+    Codecs write this field before the messages, so parsing a long conversation is unnecessary.
     """
     ends = (body.find(mark) for mark in _MESSAGES)
     heads = [body[:end] + b"}" for end in ends if end >= 0]

@@ -15,7 +15,7 @@ _MAX_FORMS = 3
 """Number of cached forms per message. With a fallback, several models can receive it."""
 
 _MAX_PART = 100
-"""Maximum number of messages that are encoded at once. They take a few milliseconds."""
+"""Maximum number of messages per encoding step. Encoding them takes a few milliseconds."""
 
 encoded_parts: ContextVar[dict[object, tuple[int, object]] | None] = ContextVar("encoded_parts", default=None)
 """Encoded parts of a request: number of messages and result by key. None if the encoder must not pause."""

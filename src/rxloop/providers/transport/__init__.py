@@ -53,7 +53,7 @@ def _ssl_context() -> SSLContext:
 def _load() -> None:
     for name in ("exchange", "httpx_client"):
         import_module(f"rxloop.providers.transport.{name}")
-    # This imports the part of anyio for asyncio. The context of a program that uses `anyio.run` would refuse it.
+    # Import the asyncio backend of anyio. The empty context is required in programs that use `anyio.run` themselves.
     Context().run(anyio.run, anyio.sleep, 0)
     with name_variables():
         _ssl_context()
@@ -120,7 +120,7 @@ class ClientPool:
         return self._own is not None or self._choose_transport != "aiohttp"
 
     async def prepare(self) -> None:
-        """Load the libraries and certificates of this process in a thread, because that takes up to 100 ms."""
+        """Import libraries and load certificates in a thread. The first call in a process takes up to 100 ms."""
         if self._own is None and not _ssl_context.cache_info().currsize:
             # Imported lazily, because many runs send no requests.
             from rxloop.support.threads import run_in_thread

@@ -37,15 +37,15 @@ class _Cookies(httpx.Cookies):
     """Cookies of one endpoint."""
 
     def extract_cookies(self, response: httpx.Response) -> None:
-        """Add the cookies that a response sets, if any."""
-        # httpx would convert the headers of every request and response for the standard library, which takes as long as
-        # sending the request.
+        """Store cookies from a response."""
+        # Skip responses without cookies, because httpx would convert all headers for `http.cookiejar`. This conversion
+        # takes as long as sending the request.
         if "set-cookie" in response.headers:
             super().extract_cookies(response)
 
 
 class _AsyncClient(httpx.AsyncClient):
-    """httpx client of one endpoint."""
+    """httpx client with optimized cookie handling for a single endpoint."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, timeout=None)

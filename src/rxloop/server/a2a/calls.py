@@ -219,7 +219,7 @@ def respond_refused(refused: Refused) -> Response:
 
 
 def reject_json(rpc: bool, message: str) -> Response:
-    """Return the response for a body that cannot be parsed."""
+    """Create the error response for an unparsable body."""
     return _reject_body(rpc, JSONParseError(message=message) if rpc else InvalidRequestError(message))
 
 

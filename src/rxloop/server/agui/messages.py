@@ -41,7 +41,7 @@ class Messages:
         self._texts: dict[str, list[str]] = {}
         """Deltas of open messages by id."""
         self._arguments: dict[str, list[str]] = {}
-        """Argument deltas of open calls by id."""
+        """Argument deltas for each open call."""
         self._calls: dict[str, Data] = {}
         self._results: dict[str, list[str]] = {}
         """Call results by message id."""
@@ -67,7 +67,7 @@ class Messages:
         return self._texts.setdefault(id, [self._messages[id].get("content", "")])
 
     def close(self, id: str) -> None:
-        """Join the deltas of a message, so that they are not joined again for each snapshot."""
+        """Store the complete text of a message, so snapshots need not join deltas."""
         if (deltas := self._texts.pop(id, None)) is not None and id in self._messages:
             self._messages[id]["content"] = "".join(deltas)
 
@@ -81,7 +81,7 @@ class Messages:
         return self._arguments.setdefault(id, [])
 
     def close_call(self, id: str) -> None:
-        """Join the argument deltas of a call."""
+        """Join a call's argument deltas."""
         if (deltas := self._arguments.pop(id, None)) is not None:
             self._calls[id]["function"]["arguments"] = "".join(deltas)
 

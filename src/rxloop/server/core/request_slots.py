@@ -218,7 +218,7 @@ async def check_connected() -> None:
 
 
 def _drop_old(times: dict[str, float], before: float) -> None:
-    """Remove the first entries that are older than `before`."""
+    """Remove expired entries. The dictionary is sorted by time."""
     while times:
         oldest = next(iter(times))
         if times[oldest] >= before:

@@ -44,13 +44,13 @@ _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
 
 class _Frame(NamedTuple):
-    """Encoded request without its messages. It is the same for most requests of a run."""
+    """Encoded request without messages, cached for further requests of the run."""
 
     settings: ModelSettings
     tools: tuple[ToolDefinition, ...]
     response_schema: dict[str, Any] | None
     start: bytes
-    """Body up to the messages."""
+    """Encoded text before the messages."""
     end: bytes
     """Body after the messages."""
     remainder: str | None
