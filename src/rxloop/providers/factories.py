@@ -164,10 +164,14 @@ def anthropic_messages(
 
 
 def _check_preset(model: object, preset: Any) -> Preset:
-    """Return the preset of a model, after checking the types of both.
+    """Validate the model name and look up the preset.
+
+    Args:
+        model: Model name or None.
+        preset: Preset or preset name.
 
     Raises:
-        ConfigurationError: Unknown preset, or an argument with another type.
+        ConfigurationError: If an argument is invalid.
     """
     if not isinstance(model, str | None):
         raise ConfigurationError(f"model must be a string, such as 'gpt-5', got {model!r}")

@@ -48,8 +48,8 @@ def record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
 
 
 def _close_open_work(attempt: Attempt, paused: bool) -> None:
-    # The open calls of a paused attempt stay open, and so do their nested runs, which wait for answers. Messages are
-    # closed, because the request of a branch may have failed while another branch asked.
+    # When paused, keep open calls and their nested runs for the answers. Close open messages, which exist if a branch
+    # failed while another one asked a question.
     if attempt.recorder.top.earlier.nested_events:
         # Imported here because few resumed runs have nested runs.
         from rxloop.run.nested import close_interrupted_runs

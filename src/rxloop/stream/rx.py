@@ -327,8 +327,8 @@ class RunScheduler(AsyncIOScheduler):
         def resume(_: abc.SchedulerBase, state: S | None = None) -> abc.DisposableBase:
             self._pauses = pauses
             try:
-                # On the trampoline. Otherwise, operators would dispose the action that follows the next pause, because
-                # they replace the previous action after `schedule` has returned.
+                # Run on the trampoline. Otherwise, operators would dispose the action that follows the next pause,
+                # because they replace the previous action after `schedule` has returned.
                 return CurrentThreadScheduler.singleton().schedule(action, state)
             finally:
                 self._pauses = 0

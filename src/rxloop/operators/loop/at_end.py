@@ -26,7 +26,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[obj
             `IterationEnd` again after its own signals, because later operators may need it.
 
     Raises:
-        ConfigurationError: The answer is not a function.
+        ConfigurationError: If `answer` is not callable.
     """
     check_argument("answer", answer, callable(answer), "a function of the IterationEnd")
 

@@ -280,9 +280,10 @@ def find_retry(state: RunState) -> LLMFailedEvent | None:
 
 
 def repeats_step(state: RunState) -> bool:
-    """Return True if an attempt starts with the step of the last request of the earlier attempt.
+    """Return True if an attempt repeats the last step of the previous attempt.
 
-    A pause closes a request that was refused. Calls on other branches, which wait for answers, belong to the same step.
+    This is the case for a refused request, which was closed by a pause. Calls on other branches, which wait for
+    answers, belong to the same step.
     """
     return state.open_step is not None or (state.failure is not None and needs_change(state.failure))
 
