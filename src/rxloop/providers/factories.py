@@ -16,6 +16,7 @@ from rxloop.providers.http_model import RESPONSES_AT, HTTPModel, ModelOptions, h
 from rxloop.providers.vendors import CodecName, Preset
 from rxloop.providers.vendors.model_names import find_maker, wants_responses
 from rxloop.providers.vendors.presets import CUSTOM, PRESETS, find_preset
+from rxloop.support.misuse import check_type
 from rxloop.support.redaction import display_url
 
 if TYPE_CHECKING:
@@ -173,10 +174,8 @@ def _check_preset(model: object, preset: Any) -> Preset:
     Raises:
         ConfigurationError: If an argument is invalid.
     """
-    if not isinstance(model, str | None):
-        raise ConfigurationError(f"model must be a string, such as 'gpt-5', got {model!r}")
-    if not isinstance(preset, str | Preset):
-        raise ConfigurationError(f"preset must be a Preset or its name, such as 'zai', got {preset!r}")
+    check_type("model", model, str | None, "a string, such as 'gpt-5'")
+    check_type("preset", preset, str | Preset, "a Preset or its name, such as 'zai'")
     return find_preset(preset) if isinstance(preset, str) else preset
 
 
