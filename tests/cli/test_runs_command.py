@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop import ConfigurationError, MemoryEventLog, StatusUpdateEvent, TaskEvent
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, SqliteEventLog, StatusUpdateEvent, TaskEvent
 from rxloop.cli.commands.inspect import format_age
 from rxloop.cli.database import find_context, find_run, open_database, read_first_event, shorten_ids
 from rxloop.errors import EventLogError, UnknownRun
+from rxloop.testing import ScriptedModel
 from support.cli_workspace import Workspace
+from support.queues import MemoryQueue
 
 
 def make_events(task_id: str, context_id: str = "c", created: int = 0) -> TaskEvent:
@@ -44,6 +47,20 @@ def test_runs_are_listed_with_their_questions_newest_first(workspace: Workspace)
     assert first.endswith("  Please pay.")
     assert "just now" in second
     assert second.endswith("  2 + 2")
+
+
+def test_runs_are_listed_with_the_program_version_that_started_them(workspace: Workspace) -> None:
+    async def start(version: str | None) -> None:
+        log = SqliteEventLog(workspace.database)
+        async with Runtime({"a": Agent(ScriptedModel("x"))}, log=log, queue=MemoryQueue(), version=version) as runtime:
+            await runtime.start("a", "2 + 2")
+
+    asyncio.run(start(None))
+    asyncio.run(start("7"))
+    _, newest, oldest = workspace.run("runs").stdout.splitlines()
+    assert "  a (7)  " in newest
+    assert "(" not in oldest
+    assert [row["version"] for row in workspace.rows()] == ["7", None]
 
 
 def test_listed_short_id_selects_the_run(workspace: Workspace) -> None:

@@ -35,6 +35,8 @@ class _Row(NamedTuple):
     record: RunRecord
     short: str
     model: str
+    version: str | None
+    """Program version that started the run."""
     question: str
     pending: Sequence[PendingInput]
     """Pending questions, if requested."""
@@ -114,22 +116,24 @@ async def _find_runs(
     found: list[RunRecord] = []
     async with aclosing(search_runs(log, text, **query)) as matches:
         async for record in matches:
-            if questions is not None and record.task_id not in questions:
-                continue
-            found.append(record)
+            if questions is None or record.task_id in questions:
+                found.append(record)
             if limit and len(found) > limit:
                 break
     return found
 
 
 async def _load_rows(log: EventLog, records: Sequence[RunRecord], questions: _Questions | None) -> list[_Row]:
+    # Imported lazily because most commands do not need the runtime.
+    from rxloop.runtime.jobs import get_version
+
     short = shorten_ids([record.task_id for record in await log.list_runs()])
     rows: list[_Row] = []
     for record in records:
         first = await read_first_event(log, record.task_id)
         model, question = (first.model, first.messages[-1].text) if first and first.messages else ("", "")
         pending = () if questions is None else questions.get(record.task_id, ())
-        rows.append(_Row(record, short[record.task_id], model, question, pending))
+        rows.append(_Row(record, short[record.task_id], model, get_version(record), question, pending))
     return rows
 
 
@@ -139,6 +143,7 @@ def _to_json(row: _Row) -> str:
         "taskId": record.task_id,
         "contextId": record.context_id,
         "agentName": record.agent_name,
+        "version": row.version,
         "model": row.model,
         "state": record.state,
         "attempt": record.attempt,
@@ -161,7 +166,7 @@ def _format_runs(rows: Sequence[_Row]) -> Text:
             row.short,
             format_age(row.record.created),
             row.record.state,
-            to_one_line(row.record.agent_name, 20),
+            to_one_line(row.record.agent_name, 20) + (f" ({to_one_line(row.version, 20)})" if row.version else ""),
             to_one_line(row.model, 32),
             to_one_line("; ".join(each.prompt for each in row.pending) or row.question, 200),
         )
