@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 import reactivex as rx
@@ -50,6 +51,20 @@ def test_connection_delivers_items_and_the_end_and_disposes_the_source() -> None
     recording.observer.on_completed()
     assert recording.notifications == [1, 2, "end"]
     assert recording.disposed == 1
+
+
+def test_source_that_has_already_ended_may_return_no_subscription() -> None:
+    recording = Recording()
+
+    def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Any:
+        observer.on_next(1)
+        observer.on_completed()
+
+    connection = connect(
+        Observable(subscribe), recording.notifications.append, recording.notifications.append, recording.end
+    )
+    connection.dispose()
+    assert recording.notifications == [1, "end"]
 
 
 def test_nothing_is_delivered_after_the_end() -> None:

@@ -71,7 +71,9 @@ def connect(
         connection.on_error(error if isinstance(error, Exception) else to_error(error))
         leave_to_loop(error)
         return connection
-    connection.attach(subscription)
+    connection.subscription = subscription
+    if connection.stopped:
+        connection.release()
     return connection
 
 
@@ -162,7 +164,7 @@ class Connection(abc.ObserverBase[Any], abc.DisposableBase):
     It drops all references when it ends, so that the garbage collector has nothing to do after an iteration.
     """
 
-    __slots__ = ("_group", "_on_completed", "_on_error", "_subscription", "on_next", "stopped")
+    __slots__ = ("_group", "_on_completed", "_on_error", "on_next", "stopped", "subscription")
 
     def __init__(
         self,
@@ -177,7 +179,8 @@ class Connection(abc.ObserverBase[Any], abc.DisposableBase):
         self._on_error = on_error
         self._on_completed = on_completed
         self._group = group
-        self._subscription: abc.DisposableBase | None = None
+        self.subscription: abc.DisposableBase | None = None
+        """Subscription to the source, disposed at the end. None until the source has been subscribed."""
 
     def on_error(self, error: Exception) -> None:
         """Close with an error."""
@@ -187,7 +190,7 @@ class Connection(abc.ObserverBase[Any], abc.DisposableBase):
             try:
                 on_error(error)
             finally:
-                self._release()
+                self.release()
 
     def on_completed(self) -> None:
         """End the connection."""
@@ -198,23 +201,23 @@ class Connection(abc.ObserverBase[Any], abc.DisposableBase):
             try:
                 on_completed()
             finally:
-                self._release()
+                self.release()
 
     def redirect(self, on_next: Callable[[Any], None]) -> None:
         """Deliver all further items to another function."""
         if not self.stopped:
             self.on_next = on_next  # pyright: ignore[reportAttributeAccessIssue]
 
-    def attach(self, subscription: abc.DisposableBase) -> None:
-        """Set the subscription to the source. It is disposed at once if the connection has already ended."""
-        self._subscription = subscription
-        if self.stopped:
-            self._release()
-
     def dispose(self) -> None:
         """Close the connection."""
         self._stop()
-        self._release()
+        self.release()
+
+    def release(self) -> None:
+        """Dispose the subscription, if any. The connection must have ended."""
+        subscription, self.subscription = self.subscription, None
+        if subscription is not None:
+            subscription.dispose()
 
     def _stop(self) -> None:
         self.stopped = True
@@ -223,11 +226,6 @@ class Connection(abc.ObserverBase[Any], abc.DisposableBase):
         if self._group is not None:
             self._group.remove(self)
             self._group = None
-
-    def _release(self) -> None:
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            subscription.dispose()
 
 
 def _warn_late(value: Any) -> None:
