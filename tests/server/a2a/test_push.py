@@ -383,9 +383,9 @@ async def test_certificate_must_match_the_host_name(monkeypatch: pytest.MonkeyPa
     heads: list[bytes] = []
 
     async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
-        writer.close()
+        with contextlib.closing(writer):
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
 
     async def resolve_two(url: httpx.URL, **options: object) -> list[str]:
         # Connections to the first address fail.
