@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.protocol.commands import CancelCommand
 from rxloop.protocol.events import ContentDeltaEvent, Event, State
+from rxloop.protocol.messages import Message
 from rxloop.storage import MemoryEventLog, PostgresEventLog, SqliteEventLog
 from rxloop.testing import event_log_contract
 from rxloop.testing.event_log_contract.toolkit import Follower, note, start_events, status, task
@@ -113,28 +114,40 @@ def test_follower_gets_the_events_of_a_later_read_for_any_batch_sizes(
     assert seen == read
 
 
+def record_threads(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, threads: set[int]) -> None:
+    """Record the threads that call a function."""
+    function = getattr(owner, name)
+
+    def watched(*args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return function(*args)
+
+    monkeypatch.setattr(owner, name, watched)
+
+
 async def test_large_batch_is_checked_and_encoded_outside_of_the_event_loop(
     log: BuiltIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = set[int]()
-
-    def record_thread(owner: Any, name: str) -> None:
-        function = getattr(owner, name)
-
-        def watched(*args: Any) -> Any:
-            threads.add(threading.get_ident())
-            return function(*args)
-
-        monkeypatch.setattr(owner, name, watched)
-
-    record_thread(import_module(type(log).__module__), "check_batch")
-    record_thread(Event, "to_json")
+    record_threads(monkeypatch, import_module(type(log).__module__), "check_batch", threads)
+    record_threads(monkeypatch, Event, "to_json", threads)
     await log.append("run", [*start_events(), *map(note, range(3, 1_003))], expected_seq=0)
     assert threads
     assert threading.get_ident() not in threads
     assert (await log.get_record("run")).seq == 1_002
     with pytest.raises(EventLogError, match="must be 1003, got 1004"):
         await log.append("run", [*map(note, range(1_004, 2_004))], expected_seq=1_002)
+
+
+async def test_first_event_with_many_messages_is_encoded_outside_of_the_event_loop(
+    log: BuiltIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set[int]()
+    record_threads(monkeypatch, Event, "to_json", threads)
+    first = task().model_copy(update={"messages": [Message.user("Hi")] * 1_000})
+    await log.append("run", [first], expected_seq=0)
+    assert bool(threads) is not isinstance(log, MemoryEventLog)
+    assert threading.get_ident() not in threads
 
 
 async def append_finished(log: BuiltIn, task_id: str, state: State, *, at: int = 0, **fields: Any) -> None:

@@ -34,7 +34,7 @@ from rxloop.storage.postgres.engine import Engine, Engines
 from rxloop.storage.postgres.rows import RUNS_PER_TRANSACTION, Batch, count_runs, insert_command, remove_run, trim
 from rxloop.storage.postgres.schema import migrate
 from rxloop.storage.postgres.serial_connection import T
-from rxloop.storage.rules import check_batch
+from rxloop.storage.rules import check_batch, count_items
 from rxloop.storage.tail import Page, Position, follow_events
 from rxloop.support.threads import compute
 
@@ -120,7 +120,7 @@ class PostgresEventLog(EventLog):
             options = {"has_lease": has_lease, "live": not self.keeps_deltas}
             return Batch(task_id, events, expected_seq, writer, **options) if events else None
 
-        batch = await compute(encode, steps=len(events))
+        batch = await compute(encode, steps=count_items(events))
         if batch is not None:
             await engine.writer.append(batch)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rxloop.errors import ConflictError, EventLogError, LogRolledBack, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import FINISHED, RunFilter, Until, finishes
-from rxloop.protocol.events import Event, State, StatusUpdateEvent, ends_attempt
+from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.ids import make_conversation_key
 
 
@@ -47,6 +47,12 @@ def check_batch(task_id: str, events: Sequence[Event], expected_seq: int, keeps_
             )
         else:
             sub = event.sub
+
+
+def count_items(events: Sequence[Event]) -> int:
+    """Return the number of events in a batch, plus the number of messages if it starts a run with a history."""
+    first = events[0] if events else None
+    return len(events) + (len(first.messages) if isinstance(first, TaskEvent) else 0)
 
 
 class BatchParts(NamedTuple):

@@ -19,7 +19,7 @@ import orjson
 from rxloop.errors import ConflictError
 from rxloop.pipeline.records import compute_state, find_creation_time, find_last_end, get_conversation
 from rxloop.protocol.events import Event, TaskEvent, ends_attempt
-from rxloop.storage.rules import check_finished, count_repeats, make_conflict_error, make_unknown_run_error
+from rxloop.storage.rules import check_finished, count_items, count_repeats, make_conflict_error, make_unknown_run_error
 from rxloop.storage.sqlite.database import Fsync, checkpoint, convert_errors, is_busy, transaction
 from rxloop.storage.sqlite.file import OpenFile
 from rxloop.storage.sqlite.leases import Lease, Leases
@@ -40,13 +40,15 @@ _FREE_PAGES = 2_000
 
 _MAX_DIRECT_EVENTS = 32
 """Maximum batch size for writing on the calling thread."""
+_MAX_DIRECT_ITEMS = 200
+"""The same, including the messages of the first event."""
 _MAX_DIRECT_SIZE = 1 << 17
 """The same in bytes. Writing megabytes would block the event loop."""
 
 
 def is_large(events: Sequence[Event]) -> bool:
-    """Return True if a batch must be written in the thread."""
-    return len(events) > _MAX_DIRECT_EVENTS
+    """Return True if a batch must be encoded and written in the thread."""
+    return len(events) > _MAX_DIRECT_EVENTS or count_items(events) > _MAX_DIRECT_ITEMS
 
 
 @dataclass(frozen=True, slots=True)
