@@ -30,16 +30,8 @@ from rxloop.protocol.commands import Command
 from rxloop.protocol.envelope import COMMAND_ID
 from rxloop.protocol.events import WAITING, Event, State
 from rxloop.protocol.ids import make_conversation_key, split_conversation_key
-from rxloop.storage.memory_run import MemoryRun
-from rxloop.storage.rules import (
-    BatchParts,
-    check_batch,
-    check_finished,
-    count_repeats,
-    make_conflict_error,
-    make_unknown_run_error,
-    split_batch,
-)
+from rxloop.storage.memory_run import BatchParts, MemoryRun, split_batch
+from rxloop.storage.rules import check_batch, check_finished, count_repeats, make_conflict_error, make_unknown_run_error
 from rxloop.support.tasks import CLOCK
 from rxloop.support.threads import compute
 

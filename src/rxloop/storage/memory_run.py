@@ -7,10 +7,26 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import merge
+from typing import NamedTuple
 
 from rxloop.pipeline.records import RunRecord, compute_state, find_creation_time, find_last_end
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
-from rxloop.storage.rules import BatchParts
+
+
+class BatchParts(NamedTuple):
+    """Batch events grouped by type."""
+
+    durable: Sequence[Event]
+    transient: Sequence[Event]
+    statuses: Sequence[StatusUpdateEvent]
+    """Durable events that can affect a run's record."""
+
+
+def split_batch(events: Sequence[Event]) -> BatchParts:
+    """Split a batch into durable, transient and status events."""
+    durable = [event for event in events if event.durable]
+    transient = [event for event in events if not event.durable]
+    return BatchParts(durable, transient, [event for event in durable if isinstance(event, StatusUpdateEvent)])
 
 
 @dataclass(slots=True)

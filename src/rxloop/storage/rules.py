@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple
 
 from rxloop.errors import ConflictError, EventLogError, LogRolledBack, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import FINISHED, RunFilter, Until, finishes
-from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
 from rxloop.protocol.ids import make_conversation_key
 
 
@@ -53,22 +52,6 @@ def count_items(events: Sequence[Event]) -> int:
     """Return the number of events in a batch, plus the number of messages if it starts a run with a history."""
     first = events[0] if events else None
     return len(events) + (len(first.messages) if isinstance(first, TaskEvent) else 0)
-
-
-class BatchParts(NamedTuple):
-    """Batch events grouped by type."""
-
-    durable: Sequence[Event]
-    transient: Sequence[Event]
-    statuses: Sequence[StatusUpdateEvent]
-    """Durable events that can affect a run's record."""
-
-
-def split_batch(events: Sequence[Event]) -> BatchParts:
-    """Split a batch into durable, transient and status events."""
-    durable = [event for event in events if event.durable]
-    transient = [event for event in events if not event.durable]
-    return BatchParts(durable, transient, [event for event in durable if isinstance(event, StatusUpdateEvent)])
 
 
 def check_append(
