@@ -12,8 +12,9 @@ import pytest
 from reactivex import operators as ops
 from typing_extensions import override
 
-from rxloop import Agent, Event, Limits, MemoryEventLog, Runtime, follow
+from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Runtime, follow
 from rxloop.pipeline import records
+from rxloop.protocol.json_data import _Converter
 from rxloop.recorded import replay
 from rxloop.run.log_writer import LogWriter
 from rxloop.server import Principal, ServerLimits, http
@@ -246,6 +247,23 @@ async def test_complete_messages_of_agui_clients_are_not_copied_for_each_snapsho
     assert len(snapshot) == 201
     assert snapshot[1]["toolCalls"][0]["function"] == {"name": "search", "arguments": "{}"}
     assert all(map(is_, snapshot, messages.all(activities=True)))
+
+
+async def test_messages_of_a_long_prompt_are_converted_outside_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, convert = list[int](), _Converter.convert_model
+
+    def watch(converter: _Converter, model: Any, depth: int) -> Any:
+        threads.append(threading.get_ident())
+        return convert(converter, model, depth)
+
+    agent = Agent(ScriptedModel("Hello."), name="clerk", log=MemoryEventLog())
+    prompt = [Message.user(str(number)) for number in range(600)]
+    monkeypatch.setattr(_Converter, "convert_model", watch)
+    await agent.submit(prompt)
+    assert len(threads) == 600
+    assert threading.get_ident() not in threads
 
 
 async def test_openapi_document_is_created_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

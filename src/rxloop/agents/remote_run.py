@@ -31,6 +31,7 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord, Snapshot
 from rxloop.pipeline.run_context import D
+from rxloop.protocol.events import TaskEvent, normalise
 from rxloop.protocol.messages import Prompt
 from rxloop.protocol.tool_events import GoalChange
 from rxloop.run.attempt import Attempt
@@ -44,6 +45,7 @@ from rxloop.run.spec import WhenBusy
 from rxloop.run.startup import make_task_event
 from rxloop.run.steering import to_sent_messages
 from rxloop.support.misuse import ExplainedAttributes
+from rxloop.support.threads import compute
 
 log = logging.getLogger("rxloop")
 
@@ -217,7 +219,13 @@ async def submit_run(definition: AgentDefinition, prompt: Prompt, options: RunOp
     attempt = Attempt(spec)
     writer = LogWriter(event_log, spec.task_id, 0, lambda error: None)
     attempt.recorder.writer = writer
-    task = attempt.recorder.record(make_task_event(attempt))
+
+    def make_first_event() -> TaskEvent:
+        task = make_task_event(attempt)
+        normalise(task)
+        return task
+
+    task = attempt.recorder.record(await compute(make_first_event, steps=len(spec.messages)))
     try:
         await writer.flush()
     except ConflictError as error:
