@@ -20,7 +20,7 @@ from rxloop.run.log_writer import LogWriter
 from rxloop.server import Principal, ServerLimits, http
 from rxloop.server.agui.fold import Writer
 from rxloop.server.agui.messages import Messages, StreamOptions
-from rxloop.server.core import computations
+from rxloop.server.core import computations, runs
 from rxloop.server.core.account import Account
 from rxloop.server.core.chat_fold import ChatFold
 from rxloop.server.http import reads
@@ -234,6 +234,25 @@ async def test_messages_of_a_long_conversation_are_encoded_outside_of_the_event_
         messages = (await root.get("/contexts/talk/messages")).json()["messages"]
     assert len(messages) == 601
     assert len(threads) == 3
+    assert threading.get_ident() not in threads
+
+
+async def test_new_messages_of_a_long_conversation_are_found_outside_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, find_new = list[int](), runs._find_new
+
+    def watch(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return find_new(*args)
+
+    monkeypatch.setattr(runs, "_find_new", watch)
+    async with serve_api(make_clerk()) as served, make_client(served.url) as ann:
+        earlier = [Message.user(str(number)) for number in range(600)]
+        await served.runtime.start("clerk", earlier, context_id="talk", owner="ann")
+        body = {"input": [{"content": "Hi", "messageId": "m1"}], "contextId": "talk"}
+        assert (await ann.post("/runs?wait=10", json=body)).json()["state"] == "completed"
+    assert len(threads) == 1
     assert threading.get_ident() not in threads
 
 

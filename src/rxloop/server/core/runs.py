@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -14,13 +15,7 @@ from typing_extensions import Unpack
 
 from rxloop.coordination.answers import read_snapshot
 from rxloop.coordination.order import is_idle
-from rxloop.errors import (
-    ConfigurationError,
-    ConflictError,
-    EventLogError,
-    RunOver,
-    UnknownRun,
-)
+from rxloop.errors import ConfigurationError, ConflictError, EventLogError, RunOver, UnknownRun
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import MessageAddedEvent, TaskEvent
@@ -31,6 +26,7 @@ from rxloop.runtime.validation import StartOptions
 from rxloop.server.core.caller_trace import find_trace_context
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
+from rxloop.support.threads import compute
 from rxloop.tools.client_definitions import ClientTools, client_tools
 from rxloop.tools.client_tool import ClientTool
 
@@ -166,7 +162,7 @@ class _Start:
         log = self.gateway.runtime.log
         exists = bool(await read_log(log.list_conversation, key, limit=1))
         stored = await read_public_messages(log, key) if exists else None
-        self.prompt, last = _find_new(self.prompt, stored)
+        self.prompt, last = await compute(partial(_find_new, self.prompt, stored), steps=len(stored or ()))
         if last is None:
             return None
         earlier, is_answered = await _find_message_run(self.gateway, key, last)
