@@ -20,6 +20,7 @@ from rxloop.protocol import public_events
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serve_api
 from support.processes.replicas import free_port, replica
+from support.tcp_server import serve_connections
 
 
 @tool(approve=True)
@@ -77,12 +78,9 @@ class CuttingProxy:
 @contextlib.asynccontextmanager
 async def serve_cutting_proxy(url: str) -> AsyncGenerator[CuttingProxy]:
     proxy = CuttingProxy(url)
-    server = await asyncio.start_server(proxy.forward, "127.0.0.1", 0)
-    proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with serve_connections(proxy.forward) as port:
+        proxy.url = f"http://127.0.0.1:{port}"
         yield proxy
-    finally:
-        server.close()
 
 
 async def test_client_starts_reads_answers_and_lists_runs() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from rxloop.client import Client, ResponseBounds
 from rxloop.errors import ApiError
+from support.tcp_server import serve_connections
 
 MIB = 2**20
 HEAD = b"HTTP/1.1 %d OK\r\nconnection: close\r\n"
@@ -61,12 +62,9 @@ async def serve_bytes(
     body: bytes, *headers: bytes, status: int = 200, endless: bool = False
 ) -> AsyncGenerator[HostileServer]:
     served = HostileServer(HEAD % status + b"".join(each + b"\r\n" for each in headers), body, endless=endless)
-    server = await asyncio.start_server(served.handle, "127.0.0.1", 0)
-    served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with serve_connections(served.handle) as port:
+        served.url = f"http://127.0.0.1:{port}"
         yield served
-    finally:
-        server.close()
 
 
 def make_bomb(size: int) -> bytes:

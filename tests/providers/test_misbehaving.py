@@ -39,6 +39,7 @@ from support.http_server import (
     streamed_text,
     text_reply,
 )
+from support.tcp_server import serve_connections
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -88,13 +89,9 @@ def write_then_reset(*pieces: bytes) -> Script:
 async def start_raw_server(*scripts: Script) -> AsyncGenerator[str]:
     """Start a server that runs one script per connection, and yield its URL."""
     connections = 0
-    tasks: set[asyncio.Task[Any]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
         connections += 1
         script = scripts[min(connections, len(scripts)) - 1]
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -104,14 +101,8 @@ async def start_raw_server(*scripts: Script) -> AsyncGenerator[str]:
             await script(writer)
         writer.close()
 
-    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-    finally:
-        listener.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks)
+    async with serve_connections(handle) as port:
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 async def ask(*scripts: Script, **options: Any) -> StreamResult:

@@ -111,7 +111,10 @@ async def test_runtime_executes_runs_and_warns_once(tmp_path: Path, caplog: pyte
 
 
 def test_queue_requires_a_log_that_stores_leases_and_commands(tmp_path: Path) -> None:
-    queue: Any = object()
+    class Queue:
+        def enqueue(self) -> None: ...
+
+    queue: Any = Queue()
     with pytest.raises(ConfigurationError, match="acquire_lease"):
         Runtime({"a": Agent(ScriptedModel())}, log=FolderEventLog(tmp_path), queue=queue)
 

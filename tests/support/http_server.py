@@ -17,6 +17,7 @@ from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.protocol.messages import Message
 from rxloop.providers import HTTPModel, Retry, openai_chat
 from rxloop.providers.transport.httpx_client import HttpxClient
+from support.tcp_server import serve_connections
 
 REQUEST = ModelRequest(messages=[Message.user("hi")])
 
@@ -115,12 +116,8 @@ class Server:
 async def start_server() -> AsyncGenerator[Server]:
     """Run a server for the duration of the block."""
     server = Server()
-    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-    server.port = listener.sockets[0].getsockname()[1]
-    try:
+    async with serve_connections(server.handle) as server.port:
         yield server
-    finally:
-        listener.close()
 
 
 @dataclass

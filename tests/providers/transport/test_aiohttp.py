@@ -31,6 +31,7 @@ from support.http_server import (
     streamed_text,
     text_reply,
 )
+from support.tcp_server import serve_connections
 
 
 async def test_unclosed_provider_leaves_no_connection_and_no_warning(
@@ -95,35 +96,24 @@ async def ask_server(
     handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], count: int = 1
 ) -> Any:
     """Call such a server several times."""
-    tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
+        with contextlib.closing(writer):
             await handle(reader, writer)
-        finally:
-            writer.close()
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    provider = openai_chat(
-        "m",
-        base_url=f"http://127.0.0.1:{port}/v1",
-        transport="aiohttp",
-        retry=Retry(attempts=1),
-        timeout=Timeouts(idle=0.2),
-    )
-    async with asyncio.timeout(5):
-        answers = [await collect(provider.call(REQUEST)) for _ in range(count)]
-    assert active_connections(provider) == []
-    await provider.aclose()
-    listener.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return answers
+    async with serve_connections(serve) as port:
+        provider = openai_chat(
+            "m",
+            base_url=f"http://127.0.0.1:{port}/v1",
+            transport="aiohttp",
+            retry=Retry(attempts=1),
+            timeout=Timeouts(idle=0.2),
+        )
+        async with asyncio.timeout(5):
+            answers = [await collect(provider.call(REQUEST)) for _ in range(count)]
+        assert active_connections(provider) == []
+        await provider.aclose()
+        return answers
 
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'

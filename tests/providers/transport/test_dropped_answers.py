@@ -20,6 +20,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.providers import HTTPModel, Retry, openai_chat
 from support.http_server import REQUEST, StreamResult, collect, delta, sse, streamed_text
+from support.tcp_server import serve_connections
 from support.vendors.recordings import body, choice, needs_recordings, oracle, recording, recording_names
 
 EVERY_BYTE = os.environ.get("RXLOOP_RECORDINGS") == "all"
@@ -60,14 +61,13 @@ class DroppingServer:
 async def start_dropping_server() -> AsyncGenerator[tuple[DroppingServer, HTTPModel]]:
     """Start a dropping server, and create a provider."""
     made = DroppingServer()
-    listener = await asyncio.start_server(made.handle, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-    provider = openai_chat("m", base_url=url, retry=Retry(attempts=1), thought_tags=False, sanitize=False)
-    try:
-        yield made, provider
-    finally:
-        await provider.aclose()
-        listener.close()
+    async with serve_connections(made.handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        provider = openai_chat("m", base_url=url, retry=Retry(attempts=1), thought_tags=False, sanitize=False)
+        try:
+            yield made, provider
+        finally:
+            await provider.aclose()
 
 
 def is_final(block: bytes) -> bool:

@@ -33,6 +33,7 @@ from support.http_server import (
     streamed_text,
     text_reply,
 )
+from support.tcp_server import serve_connections
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -127,13 +128,8 @@ async def secure(certificate: trustme.LeafCert) -> AsyncGenerator[Server]:
     certificate.configure_cert(context)
     made = Server()
     made.answer(text_reply("Hello"))
-    listener = await asyncio.start_server(made.handle, "127.0.0.1", 0, ssl=context)
-    made.port = listener.sockets[0].getsockname()[1]
-    try:
+    async with serve_connections(made.handle, ssl=context) as made.port:
         yield made
-    finally:
-        listener.close()
-        await asyncio.gather(*made.tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -232,23 +228,18 @@ async def test_tls_uses_the_tunnel_of_a_proxy(certificate: trustme.LeafCert, mon
 async def test_request_that_the_server_does_not_read_is_a_timeout() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Read only the head.
-        with contextlib.closing(writer):
-            await reader.readuntil(b"\r\n\r\n")
-            reader._transport.pause_reading()  # type: ignore[attr-defined]
-            await leave.wait()
+        await reader.readuntil(b"\r\n\r\n")
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
 
-    leave = asyncio.Event()
-    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
     timeout = Timeouts(connect=0.1, idle=0.1)
-    provider = openai_chat("m", base_url=f"http://127.0.0.1:{port}/v1", retry=ONCE, timeout=timeout)
-    async with asyncio.timeout(5):
-        answer = await collect(provider.call(ModelRequest(messages=[Message.user("x" * 30_000_000)])))
-    assert isinstance(answer.error, ProviderTimeout)
-    assert active_connections(provider) == []
-    await provider.aclose()
-    leave.set()
-    listener.close()
+    async with serve_connections(handle) as port:
+        provider = openai_chat("m", base_url=f"http://127.0.0.1:{port}/v1", retry=ONCE, timeout=timeout)
+        async with asyncio.timeout(5):
+            answer = await collect(provider.call(ModelRequest(messages=[Message.user("x" * 30_000_000)])))
+        assert isinstance(answer.error, ProviderTimeout)
+        assert active_connections(provider) == []
+        await provider.aclose()
 
 
 async def test_key_that_is_invalid_in_a_header_is_a_configuration_error(server: Server) -> None:

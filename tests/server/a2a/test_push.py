@@ -28,6 +28,7 @@ from rxloop.server.a2a.webhook_addresses import UnsafeAddress, post, resolve_add
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serve_app
 from support.clients.a2a import message_request, read_task, serve_a2a
+from support.tcp_server import serve_connections
 
 LOCAL = PushOptions(allow_private=True, retry_delay=0.01, scan_interval=0.1)
 
@@ -279,20 +280,19 @@ async def test_timeout_of_a_webhook_includes_its_whole_answer() -> None:
                 await writer.drain()
                 await asyncio.sleep(0.05)
 
-    server = await asyncio.start_server(drip, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     options = PushOptions(allow_private=True, timeout=0.3, max_attempts=1)
     async with (
+        serve_connections(drip) as port,
         serve_a2a(make_clerk(call("pay", amount=5)), push=options) as served,
         served.client(streaming=False) as one,
     ):
-        sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(url, id="h"))
+        config = make_config(f"http://127.0.0.1:{port}/", id="h")
+        sending = pb.SendMessageConfiguration(task_push_notification_config=config)
         task = await read_task(one.send_message(message_request(config=sending)))
         async with asyncio.timeout(5):
             listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
             while (await one.list_task_push_notification_configs(listing)).configs:
                 pass
-    server.close()
 
 
 @pytest.mark.parametrize(
@@ -395,9 +395,7 @@ async def test_certificate_must_match_the_host_name(monkeypatch: pytest.MonkeyPa
     here, trusting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
     authority.issue_cert("hook.example").configure_cert(here)
     authority.configure_trust(trusting)
-    server = await asyncio.start_server(receive, "127.0.0.1", 0, ssl=here)
-    port = server.sockets[0].getsockname()[1]
-    async with server, httpx.AsyncClient(verify=trusting) as client:
+    async with serve_connections(receive, ssl=here) as port, httpx.AsyncClient(verify=trusting) as client:
         assert await post(client, f"https://hook.example:{port}/x", b"", {}, owner=None, allow_private=False) == 204
         with pytest.raises(httpx.ConnectError, match="certificate"):
             await post(client, f"https://another.example:{port}/x", b"", {}, owner=None, allow_private=False)

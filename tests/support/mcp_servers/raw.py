@@ -87,9 +87,11 @@ async def _handle_connection(
 @asynccontextmanager
 async def serve_http(config: dict[str, Any]) -> AsyncGenerator[str]:
     """Serve over HTTP and yield the URL."""
-    server = await asyncio.start_server(partial(_handle_connection, config=config), "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    # The script runs without this package.
+    from support.tcp_server import serve_connections
+
+    async with serve_connections(partial(_handle_connection, config=config)) as port:
+        yield f"http://127.0.0.1:{port}/mcp"
 
 
 if __name__ == "__main__":

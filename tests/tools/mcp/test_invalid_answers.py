@@ -18,6 +18,7 @@ from rxloop.protocol.events import Event, ToolProgressEvent, ToolsUnavailableEve
 from rxloop.testing import call
 from rxloop.tools.mcp import mcp
 from support.mcp_servers.runs import collect_events, results
+from support.tcp_server import serve_connections
 
 LIAR = str(Path(__file__).parents[2] / "support/mcp_servers/faulty.py")
 
@@ -123,9 +124,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, beh
 
 
 async def call_http_liar(behaviour: str, auth: Any = None) -> Sequence[Event]:
-    server = await asyncio.start_server(partial(answer, behaviour=behaviour), "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    async with serve_connections(partial(answer, behaviour=behaviour)) as port:
+        url = f"http://127.0.0.1:{port}/mcp"
         return await collect_events([call("liar__tell")], mcp(url, name="liar", auth=auth))
 
 
