@@ -25,6 +25,7 @@ from rxloop.run.handle import Run
 from rxloop.server import api
 from rxloop.stream.readers import HEARTBEAT
 from rxloop.testing import ScriptedModel, call, frames
+from support.api_server import abort_connections
 from support.http_server import Reply, Server, list_connections, start_server, text_reply
 from support.run_checks import (
     assert_ended,
@@ -302,6 +303,7 @@ async def serve_app(app: FastAPI) -> AsyncGenerator[str]:
     finally:
         server.should_exit = True
         await task
+        await abort_connections(server)
 
 
 def make_app(agent: Agent[Any, Any], runs: list[tuple[weakref.ref[Run[Any]], list[Event]]], body_kind: str) -> FastAPI:

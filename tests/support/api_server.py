@@ -54,6 +54,16 @@ class _Server(uvicorn.Server):
         self.accepts.set()
 
 
+async def abort_connections(server: uvicorn.Server) -> None:
+    """Abort the connections of a server that has ended, so that none remains open after the event loop."""
+    # Chromium opens connections in advance. One that was accepted during the shutdown is not closed by it. A connection
+    # whose client does not read stays open until it is aborted.
+    for _ in range(5):
+        await asyncio.sleep(0)
+        for connection in list(server.server_state.connections):
+            cast("Any", connection).transport.abort()
+
+
 @contextlib.asynccontextmanager
 async def serve_app(app: Any) -> AsyncGenerator[str]:
     """Serve an ASGI application on a free port."""
@@ -66,11 +76,7 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
         finally:
             server.stopping.set()
             await task
-            # Chromium opens connections in advance. One that was accepted during the shutdown is not closed by it.
-            for _ in range(5):
-                await asyncio.sleep(0)
-                for connection in list(server.server_state.connections):
-                    cast("Any", connection).transport.close()
+            await abort_connections(server)
 
 
 class RunningApi:

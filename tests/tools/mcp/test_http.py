@@ -20,6 +20,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import ToolCompleteEvent, ToolsUnavailableEvent
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
+from support.api_server import abort_connections
 from support.mcp_servers.runs import count_open_files, results
 from support.run_checks import wait_until
 
@@ -69,6 +70,7 @@ class ToolServer:
             runner.should_exit = True
             with suppress(asyncio.CancelledError):
                 await task
+            await abort_connections(runner)
 
 
 @dataclass
