@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -48,9 +49,15 @@ class Turns:
         self.current = 0
         self.items = Counter[int]()
         """Number of items by turn."""
+        self.items_in_threads = 0
+        """Number of items that other threads processed, which does not block the event loop."""
+        self._thread = threading.get_ident()
 
-    def count_item(self) -> None:
-        self.items[self.current] += 1
+    def count_item(self, count: int = 1) -> None:
+        if threading.get_ident() == self._thread:
+            self.items[self.current] += count
+        else:
+            self.items_in_threads += count
 
     def watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that counts each call as an item."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from typing_extensions import Unpack
@@ -14,6 +15,7 @@ from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event
 from rxloop.state.fold import fold_all
 from rxloop.support.tasks import CLOCK
+from rxloop.support.threads import compute
 
 
 class _Log(Protocol):
@@ -64,5 +66,6 @@ async def _is_answered(log: _Log, task_id: str) -> bool:
     commands = await log.read_commands(task_id)
     if all(command.kind == "message" for _, command in commands):
         return False
-    applied = fold_all(await log.read(task_id)).last_command
+    events = await log.read(task_id)
+    applied = (await compute(partial(fold_all, events), steps=len(events))).last_command
     return any(number > applied and command.kind != "message" for number, command in commands)

@@ -25,7 +25,7 @@ from rxloop.protocol.json_data import canonical_json
 from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunFold, RunState
-from rxloop.support.threads import compute
+from rxloop.support.threads import compute, free_in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +355,12 @@ class Snapshot:
         if "state" not in vars(self):
             # The lock of a cached property would block the event loop.
             vars(self)["state"] = await compute(partial(fold_all, self.events), steps=len(self.events))
+
+    def __del__(self) -> None:
+        if events := vars(self).pop("events", None):
+            holder = [events]
+            del events
+            free_in_thread(holder)
 
     @property
     def new_commands(self) -> Sequence[tuple[int, Command]]:

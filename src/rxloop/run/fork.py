@@ -137,7 +137,10 @@ class Fork:
                 elif isinstance(event, ToolCompleteEvent):
                     answered.add((event.step or "", event.index))
                     changes |= outcomes.get((event.step or "", event.index), {})
-            past.append(event.model_copy(update=changes))
+            copy = event.model_copy(update=changes)
+            # Doing this later would create a large number of objects between two garbage collections.
+            normalise(copy)
+            past.append(copy)
         results = [
             ToolCompleteEvent(call=call, step=step, index=index, branch=branch, hidden=call.hidden, **fields)
             for (step, index), (call, branch) in calls.items()
@@ -211,9 +214,7 @@ class CopiedRun(NamedTuple):
     """Open calls that the original run started; see `STARTED_CALLS`."""
 
     def fold(self) -> tuple[EarlierAttempts, ThoughtGraph]:
-        """Normalise and fold the copied events."""
-        for event in self.events:
-            normalise(event)
+        """Fold the copied events."""
         return EarlierAttempts(self.events), ThoughtGraph.of(self.events)
 
 

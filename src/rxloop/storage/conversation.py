@@ -30,6 +30,7 @@ from rxloop.state.run_state import (
     get_final_history,
     initial_state,
 )
+from rxloop.support.garbage import free_in_parts
 from rxloop.support.threads import compute
 
 Cached = tuple[Mark | None, RunState]
@@ -61,8 +62,10 @@ async def conversation(log: EventLog, key: str, before: str) -> RunState:
         before: Run ID. Only earlier runs are included.
     """
     cached = find_cached(log, key)
-    page = await read_log(log.read_conversation, key, before=before, after=cached[0], version=FORMAT)
-    return await add_page(log, key, before, cached, page)
+    return await add_page(
+        *(log, key, before, cached),
+        await read_log(log.read_conversation, key, before=before, after=cached[0], version=FORMAT),
+    )
 
 
 def find_cached(log: EventLog, key: str) -> Cached:
@@ -98,6 +101,10 @@ async def add_page(log: EventLog, key: str, before: str, cached: Cached, page: C
     if log.stores_folds and (folds := [*folds, *_combine_single_folds(kept)]):
         log.store_folds(key, folds, version=FORMAT)
     _remember(log.local.get(ConversationCache), key, page.mark, state)
+    events = [event for part in page.parts if isinstance(part, RunEvents) for event in part.events]
+    del page, kept
+    # Freeing the events of a long run would block the event loop.
+    await compute(partial(free_in_parts, events), steps=len(events))
     return state
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,9 @@ _COMPLETE_EVERY_WITH_LARGE_DATA = 400
 _FROZEN_BY_PYTHON = 1_000
 """Maximum number of objects that Python itself excludes. Python 3.12 excludes 375 when it starts."""
 
+
+_LARGE = 500
+"""Minimum number of items of large data."""
 
 _FREED = 200
 """Maximum number of objects freed per step."""
@@ -33,6 +38,8 @@ class _Exclusion:
     """Callback of the garbage collector that excludes the survivors of collections from later ones (`gc.freeze`)."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Lock for the blocks, which can be in different threads. Collections do not acquire it."""
         self.blocks = 0
         """Number of active blocks of both functions."""
         self.large_data = 0
@@ -60,21 +67,32 @@ class _Exclusion:
                 self._collections = 0
                 gc.unfreeze()
 
-    def start_block(self) -> None:
-        if not self.blocks:
-            self._collections = 0
-            gc.callbacks.append(self)
-        self.blocks += 1
+    def start_block(self, large_data: int = 0) -> None:
+        with self.lock:
+            if not self.blocks:
+                self._collections = 0
+                gc.callbacks.append(self)
+            self.blocks += 1
+            self.large_data += large_data
 
-    def end_block(self) -> None:
-        self.blocks -= 1
-        if not self.blocks:
-            gc.callbacks.remove(self)
-            gc.unfreeze()
+    def end_block(self, large_data: int = 0) -> None:
+        with self.lock:
+            self.blocks -= 1
+            self.large_data -= large_data
+            if not self.blocks:
+                gc.callbacks.remove(self)
+                gc.unfreeze()
+
+    def after_fork(self) -> None:
+        # Another thread of the parent process may have held the lock.
+        self.lock = threading.Lock()
 
 
 # The garbage collector belongs to the process, like this object.
 _EXCLUSION = _Exclusion()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_EXCLUSION.after_fork)
 
 
 @contextmanager
@@ -95,23 +113,24 @@ def shorten_collections() -> Generator[None]:
 
 
 @contextmanager
-def ignore_large_data() -> Generator[None]:
+def ignore_large_data(count: int = _LARGE) -> Generator[None]:
     """Exclude all objects that exist or survive a short collection from garbage collection in the block.
 
-    Use it on the event loop while a thread processes large data, such as the events of a long run. A full collection of
-    this data would block the event loop for up to 500 milliseconds, although it contains no garbage.
+    Use it while large data is processed in any thread, such as the events of a long run. A full collection of this data
+    would block all threads for up to 500 milliseconds, although it contains no garbage.
 
     The block does nothing if the program had excluded objects itself before the first block, because their exclusion
     would end with the block.
+
+    Args:
+        count: Number of items, if it is known. The block does nothing for less than 500 items.
     """
-    if not _EXCLUSION.blocks and _EXCLUSION.is_used_by_program():
+    if count < _LARGE or (not _EXCLUSION.blocks and _EXCLUSION.is_used_by_program()):
         yield
         return
-    _EXCLUSION.start_block()
-    _EXCLUSION.large_data += 1
+    _EXCLUSION.start_block(large_data=1)
     gc.freeze()
     try:
         yield
     finally:
-        _EXCLUSION.large_data -= 1
-        _EXCLUSION.end_block()
+        _EXCLUSION.end_block(large_data=1)

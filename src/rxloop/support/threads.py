@@ -8,8 +8,9 @@ import logging
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from itertools import count
@@ -20,7 +21,7 @@ from weakref import WeakSet, ref
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
-from rxloop.support.garbage import ignore_large_data
+from rxloop.support.garbage import free_in_parts, ignore_large_data
 from rxloop.support.tasks import is_cancelled
 
 T = TypeVar("T")
@@ -309,6 +310,19 @@ async def compute(function: Callable[[], T], *, steps: int | None = None) -> T:
         return function()
     with ignore_large_data():
         return await run_in_thread(function, threads=_COMPUTING)
+
+
+def free_in_thread(objects: list[Sequence[Any]]) -> None:
+    """Remove the only sequence in a list, and free the objects in it. Many objects are freed in a thread.
+
+    Freeing the events of a long run would block the event loop for 50 milliseconds.
+    """
+    if len(objects[0]) <= _MAX_STEPS:
+        objects.clear()
+        return
+    # The interpreter does not start threads during its shutdown.
+    with suppress(RuntimeError, RxloopError):
+        _COMPUTING.submit(lambda: free_in_parts([*objects.pop()]))
 
 
 async def call_user_function(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:

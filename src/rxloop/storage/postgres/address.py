@@ -15,6 +15,7 @@ from rxloop.storage.postgres import conninfo, psycopg, sql
 Row = tuple[Any, ...]
 
 Connection: TypeAlias = "psycopg.AsyncConnection[Row]"
+Cursor: TypeAlias = "psycopg.AsyncCursor[Row]"
 
 _DEFAULTS: dict[str, Any] = {
     # Detect an unresponsive server within seconds, because system defaults take minutes.

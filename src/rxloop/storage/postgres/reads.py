@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rxloop.pipeline.records import (
@@ -22,9 +25,10 @@ from rxloop.pipeline.records import (
 from rxloop.protocol.commands import Command
 from rxloop.state.run_state import RunFold
 from rxloop.storage.postgres import psycopg
-from rxloop.storage.postgres.address import Address, Connection, can_store
+from rxloop.storage.postgres.address import Address, Connection, Row, can_store
 from rxloop.storage.postgres.leases import ALIVE
-from rxloop.storage.postgres.rows import hash_labels, parse_events, to_array
+from rxloop.storage.postgres.results import MAX_ROWS, convert, fetch_rows, parse_events
+from rxloop.storage.postgres.rows import hash_labels, to_array
 from rxloop.storage.rules import find_owner_conditions, make_unknown_run_error
 from rxloop.storage.sql_rows import RECORD, FoldRow, RunRow, checksum, cover_runs, extend_mark, to_commands, to_record
 from rxloop.storage.tail import PAGE_BYTES, PAGE_SIZE, Page, Position
@@ -117,17 +121,17 @@ async def read_page(
     values = {"task": task_id, "seq": position[0], "sub": position[1]}
     events_query = _EVENTS_OF_PAGE if paged else _RUN_EVENTS
     query = address.sql(_PAGE.replace("{events}", events_query).replace("{after}", condition))
-    rows = await (await connection.execute(query, values, binary=True)).fetchall() if can_store(task_id) else []
+    rows = await fetch_rows(await connection.execute(query, values, binary=True)) if can_store(task_id) else []
     if not rows:
         raise make_unknown_run_error(task_id)
     number, seq, idle, state, error = rows[0][:5]
-    events = [row[5:] for row in rows if row[5] is not None]
-    end = max(events[-1][:2], after) if events else after
-    new_size = sum(len(row[2]) for row in events if row[:2] > after)
-    is_full = paged and (new_size >= PAGE_BYTES or len(events) == PAGE_SIZE)
-    return Page(
-        parse_events((task_id, *row) for row in events), is_full, end, seq, idle, is_finished(state, error), number
-    )
+    if rows[0][5] is None:
+        # The join without events.
+        rows = []
+    end = max(rows[-1][5:7], after) if rows else after
+    is_full = paged and (len(rows) == PAGE_SIZE or sum(len(row[7]) for row in rows if row[5:7] > after) >= PAGE_BYTES)
+    events = await convert(partial(parse_events, task_id), rows)
+    return Page(events, is_full, end, seq, idle, is_finished(state, error), number)
 
 
 async def read_record(connection: Connection, address: Address, task_id: str) -> RunRecord:
@@ -248,7 +252,7 @@ LEFT JOIN $s.folds f ON f.context_id = %(conversation)s AND f.first = s.number A
 ORDER BY s.number
 """
 
-_EVENTS = "SELECT run, seq, json FROM $s.events WHERE run = ANY (%s::bigint[]) AND sub = 0 ORDER BY run, seq"
+_EVENTS = "SELECT run, seq, sub, json FROM $s.events WHERE run = ANY (%s::bigint[]) AND sub = 0 ORDER BY run, seq"
 
 _STORE_FOLD = """
 WITH ends AS (
@@ -286,29 +290,26 @@ async def read_conversation(
         if fold[0] is not None:
             folds[run.number] = fold
     covered_runs = cover_runs(runs, folds)
-    events = await _read_events(connection, address, [run for run, fold in covered_runs if fold is None])
-    parts = [fold or _to_run_events(run, events.get(run.number, ())) for run, fold in covered_runs]
+    event_rows: list[Row] = []
+    if numbers := [run.number for run, fold in covered_runs if fold is None]:
+        cursor = await connection.execute(address.sql(_EVENTS), (to_array(numbers),), binary=True)
+        event_rows = await fetch_rows(cursor)
+    parts = await convert(partial(_make_parts, covered_runs), event_rows)
     return ConversationPage(parts, extend_mark(after if has_mark else None, runs), from_start=not has_mark)
 
 
-async def _read_events(
-    connection: Connection, address: Address, runs: Sequence[RunRow]
-) -> dict[int, list[tuple[str, int, int, bytes]]]:
-    """Return durable event rows by run number."""
-    if not runs:
-        return {}
-    names = {run.number: run.task_id for run in runs}
-    cursor = await connection.execute(address.sql(_EVENTS), (to_array(names),), binary=True)
-    events: dict[int, list[tuple[str, int, int, bytes]]] = {}
-    for number, seq, json in await cursor.fetchall():
-        events.setdefault(number, []).append((names[number], seq, 0, json))
-    return events
-
-
-def _to_run_events(run: RunRow, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEvents:
-    # Later events are not included in the `seq` of the run row.
-    events = parse_events(row for row in rows if row[1] <= run.seq)
-    return RunEvents(run.task_id, run.idle and len(events) == run.seq, events)
+def _make_parts(
+    covered_runs: Iterable[tuple[RunRow, RunFold | None]], event_rows: Sequence[Row]
+) -> list[RunFold | RunEvents]:
+    """Return the parts of a page, with the events of the runs without a fold."""
+    rows_of_runs = {number: [*rows] for number, rows in groupby(event_rows, key=itemgetter(0))}
+    parts: list[RunFold | RunEvents] = []
+    for run, fold in covered_runs:
+        # Later events are not included in the `seq` of the run row.
+        rows = [] if fold else [row for row in rows_of_runs.get(run.number, ()) if row[1] <= run.seq]
+        events = parse_events(run.task_id, rows)
+        parts.append(fold or RunEvents(run.task_id, run.idle and len(events) == run.seq, events))
+    return parts
 
 
 async def store_folds(
@@ -332,7 +333,7 @@ async def store_folds(
 
 _RUN = "(SELECT number FROM $s.runs WHERE task_id = %(task)s)"
 
-_NEW_EVENTS = f"SELECT seq, json FROM $s.events WHERE run = {_RUN} AND sub = 0 AND seq > %(seq)s ORDER BY seq"
+_NEW_EVENTS = f"SELECT seq, sub, json FROM $s.events WHERE run = {_RUN} AND sub = 0 AND seq > %(seq)s ORDER BY seq"
 
 _NEW_COMMANDS = f"SELECT number, json FROM $s.commands WHERE run = {_RUN} AND number > %(command)s ORDER BY number"
 
@@ -371,11 +372,16 @@ async def read_snapshot(
     # The statements share a round trip and are executed in this order.
     async with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
         runs = await connection.execute(address.sql(_NEIGHBOURS), values)
-        events = await connection.execute(address.sql(_NEW_EVENTS), values, binary=True)
+        first_events = f"{_NEW_EVENTS} LIMIT {MAX_ROWS}"
+        events = await connection.execute(address.sql(first_events), values, binary=True)
         commands = await connection.execute(address.sql(_NEW_COMMANDS), values, binary=True)
         records = [to_record(row[1:]) for row in await runs.fetchall()]
         rows = await events.fetchall()
         command_rows = await commands.fetchall()
+    if len(rows) == MAX_ROWS:
+        # A pipeline would receive all rows at once.
+        events = await connection.execute(address.sql(_NEW_EVENTS), values | {"seq": rows[-1][0]}, binary=True)
+        rows += await fetch_rows(events)
     position = next((position for position, record in enumerate(records) if record.task_id == task_id), None)
     if position is None:
         raise make_unknown_run_error(task_id)
@@ -385,7 +391,7 @@ async def read_snapshot(
         page = await read_conversation(connection, address, records[position].conversation, task_id, after, version)
     return Snapshot(
         record=records[position],
-        events=[*known, *parse_events((task_id, seq, 0, json) for seq, json in rows)],
+        events=[*known, *await convert(partial(parse_events, task_id), rows)],
         commands=to_commands(task_id, command_rows),
         waiting=records[:position][::-1],
         later=next(iter(records[position + 1 :]), None),

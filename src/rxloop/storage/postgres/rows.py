@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +21,7 @@ from rxloop.protocol.json_data import canonical_json
 from rxloop.storage.postgres.address import Address, Connection, can_store
 from rxloop.storage.rules import check_finished, make_unknown_run_error
 from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
+from rxloop.support.threads import compute
 
 _FRAGMENT_CHARACTERS = 1_800
 """Fragment size in characters, because notifications are limited to 8,000 bytes."""
@@ -224,12 +226,22 @@ async def write(connection: Connection, address: Address, holder_id: str, batche
         holder_id: Holder ID of this log object.
         batches: The batches.
     """
+    values, has_transient = await compute(partial(_make_values, batches), steps=sum(len(each.rows) for each in batches))
+    values["holder"] = holder_id
+    # Only transient events can already exist, and conflict handling has a cost on the server.
+    statement = _APPEND if has_transient else _APPEND_NEW
+    cursor = await connection.execute(address.sql(statement), values)
+    outcomes = {row[0]: Outcome(*row[1:5]) for row in await cursor.fetchall()}
+    return [outcomes[ord_] for ord_ in range(1, len(batches) + 1)]
+
+
+def _make_values(batches: Sequence[Batch]) -> tuple[dict[str, Any], bool]:
+    """Return the parameters of a write, and True if they contain transient events."""
     rows = [(ord_, *row) for ord_, batch in enumerate(batches, start=1) for row in batch.rows]
     lengths = [len(json) for *_, json in rows]
     fragments = [(ord_, fragment) for ord_, batch in enumerate(batches, start=1) for fragment in batch.fragments]
     values = {
         "heads": f"[{','.join(batch.head.decode() for batch in batches)}]",
-        "holder": holder_id,
         "data": b"".join([json for *_, json in rows]),
         "batches": to_array(row[0] for row in rows),
         "seqs": to_array(row[1] for row in rows),
@@ -239,11 +251,7 @@ async def write(connection: Connection, address: Address, holder_id: str, batche
         "fragment_batches": to_array([ord_ for ord_, _ in fragments]),
         "fragments": [fragment for _, fragment in fragments],
     }
-    # Only transient events can already exist, and conflict handling has a cost on the server.
-    statement = _APPEND if any(row[2] for row in rows) else _APPEND_NEW
-    cursor = await connection.execute(address.sql(statement), values)
-    outcomes = {row[0]: Outcome(*row[1:5]) for row in await cursor.fetchall()}
-    return [outcomes[ord_] for ord_ in range(1, len(batches) + 1)]
+    return values, any(row[2] for row in rows)
 
 
 def to_array(values: Iterable[int]) -> str:
@@ -359,21 +367,3 @@ async def count_runs(connection: Connection, address: Address, state: State) -> 
     query = address.sql(f"SELECT count(*) FROM $s.runs WHERE state = %s{condition}")
     row = await (await connection.execute(query, (state,))).fetchone()
     return 0 if row is None else row[0]
-
-
-def parse_events(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
-    """Parse event rows.
-
-    Raises:
-        EventLogError: If an event cannot be parsed.
-    """
-    events: list[Event] = []
-    for task_id, seq, _, data in rows:
-        try:
-            events.append(Event.from_json(data))
-        except Exception as error:
-            raise EventLogError(
-                f"Cannot read event {seq} of run {task_id}: {error}. Other runs are not affected.",
-                retryable=False,
-            ) from error
-    return events

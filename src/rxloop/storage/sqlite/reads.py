@@ -40,6 +40,7 @@ from rxloop.storage.sql_rows import (
 )
 from rxloop.storage.sqlite.followers import STATUS_COLUMNS, RunStatus
 from rxloop.storage.tail import PAGE_BYTES, PAGE_SIZE, Page, Position
+from rxloop.support.garbage import ignore_large_data
 
 log = logging.getLogger("rxloop")
 
@@ -77,7 +78,7 @@ def read_page(
         )
         position = (after[0], *after) if deltas else after[:1]
         cursor = connection.execute(f"{query} ORDER BY seq, sub", (task_id, number, *position))
-        rows, is_full = _fetch_page(cursor, after) if paged else (cursor.fetchall(), False)
+        rows, is_full = _fetch_page(cursor, after) if paged else (_fetch_rows(cursor), False)
         # An unfinished statement would keep the transaction open.
         cursor.close()
     end = max(rows[-1][1:3], after) if rows else after
@@ -87,6 +88,12 @@ def read_page(
 
 
 _EventRow = tuple[str, int, int, bytes]
+
+
+def _fetch_rows(cursor: sqlite3.Cursor) -> list[_EventRow]:
+    rows = cursor.fetchmany(PAGE_SIZE)
+    with ignore_large_data(len(rows)):
+        return [*rows, *cursor.fetchall()]
 
 
 def _fetch_page(rows: Iterable[_EventRow], after: Position) -> tuple[list[_EventRow], bool]:
@@ -205,21 +212,22 @@ def _read_mark(connection: sqlite3.Connection, conversation: str, where: str, va
     return Mark(runs, events or 0, updated or 0, last or "")
 
 
-def parse_events(rows: Iterable[_EventRow], corrupt: Corrupt) -> list[Event]:
+def parse_events(rows: Sequence[_EventRow], corrupt: Corrupt) -> list[Event]:
     """Parse event rows. Unreadable events raise an error, or are skipped with a warning."""
     events: list[Event] = []
-    for task_id, seq, _, data in rows:
-        try:
-            events.append(Event.from_json(data))
-        except Exception as error:
-            message = f"Cannot read event {seq} of run {task_id}: {error}"
-            if corrupt == "refuse":
-                raise EventLogError(
-                    f'{message}. To skip the event, use SqliteEventLog(..., corrupt="skip") or the option '
-                    "--skip-corrupt. Other runs are not affected.",
-                    retryable=False,
-                ) from error
-            log.warning("%s. Skipping the event", message)
+    with ignore_large_data(len(rows)):
+        for task_id, seq, _, data in rows:
+            try:
+                events.append(Event.from_json(data))
+            except Exception as error:
+                message = f"Cannot read event {seq} of run {task_id}: {error}"
+                if corrupt == "refuse":
+                    raise EventLogError(
+                        f'{message}. To skip the event, use SqliteEventLog(..., corrupt="skip") or the option '
+                        "--skip-corrupt. Other runs are not affected.",
+                        retryable=False,
+                    ) from error
+                log.warning("%s. Skipping the event", message)
     return events
 
 
@@ -252,13 +260,13 @@ def read_conversation_page(
     query = f"SELECT first, {FOLD} FROM folds WHERE context_id = ? AND first > ? AND version = ?"
     folds: dict[int, FoldRow] = {row[0]: row[1:] for row in connection.execute(query, (*position, version))}
     parts: list[RunFold | RunEvents] = []
-    for run, fold in cover_runs(runs, folds):
-        if fold is None:
+    covered_runs = cover_runs(runs, folds)
+    with ignore_large_data(sum(run.seq for run, fold in covered_runs if fold is None)):
+        for run, fold in covered_runs:
             query = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND sub = 0 ORDER BY seq"
-            events = parse_events(connection.execute(query, (run.task_id, run.number)), corrupt)
-            parts.append(RunEvents(run.task_id, bool(run.idle) and len(events) == run.seq, events))
-        else:
-            parts.append(fold)
+            rows = [] if fold else connection.execute(query, (run.task_id, run.number)).fetchall()
+            events = parse_events(rows, corrupt)
+            parts.append(fold or RunEvents(run.task_id, bool(run.idle) and len(events) == run.seq, events))
     return ConversationPage(parts, extend_mark(None if begin is None else after, runs), from_start=begin is None)
 
 
@@ -316,7 +324,7 @@ def read_snapshot(
             return None
         number, record = row[0], to_record(row[1:])
         last = known_events[-1].seq if known_events else 0
-        rows = connection.execute(_EVENTS, (task_id, number, last)).fetchall()
+        rows = _fetch_rows(connection.execute(_EVENTS, (task_id, number, last)))
         commands = select_commands(connection, task_id, number, last_command)
         position = (record.conversation, number)
         waiting = [to_record(each) for each in connection.execute(_EARLIER_RUN, position)]

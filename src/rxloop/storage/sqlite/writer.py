@@ -24,6 +24,7 @@ from rxloop.storage.sqlite.database import Fsync, checkpoint, convert_errors, is
 from rxloop.storage.sqlite.file import OpenFile
 from rxloop.storage.sqlite.leases import Lease, Leases
 from rxloop.storage.sqlite.worker import ThreadFuture, Work, Worker
+from rxloop.support.garbage import ignore_large_data
 
 T = TypeVar("T")
 
@@ -150,12 +151,13 @@ class Writer:
         if not batches:
             return
         try:
-            with convert_errors(self.path), transaction(connection):
+            count = sum(len(batch.events) for batch in batches)
+            with ignore_large_data(count), convert_errors(self.path), transaction(connection):
                 outcomes = [
                     append(connection, batch.task_id, _encode(batch.events), batch.expected_seq, batch.writer, fence)
                     for batch in batches
                 ]
-            if self._file.needs_checkpoint(sum(len(batch.events) for batch in batches)):
+            if self._file.needs_checkpoint(count):
                 self._file.checkpoint_wal(connection)
         except Exception as error:
             for batch in batches:

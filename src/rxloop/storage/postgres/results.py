@@ -1,0 +1,63 @@
+"""Results of queries that may have many rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from rxloop.errors import EventLogError
+from rxloop.protocol.events import Event
+from rxloop.storage.postgres.address import Cursor, Row
+from rxloop.support.garbage import ignore_large_data
+from rxloop.support.threads import compute
+
+T = TypeVar("T")
+
+MAX_ROWS = 500
+"""Maximum number of rows that are received or created before other tasks run."""
+
+_BYTES_PER_STEP = 500
+"""Size of a typical event in bytes."""
+
+
+async def fetch_rows(cursor: Cursor) -> list[Row]:
+    """Return all rows of a result. Other tasks run in between, because creating many rows takes long."""
+    part = await cursor.fetchmany(MAX_ROWS)
+    rows = [*part]
+    with ignore_large_data(len(rows)):
+        while len(part) == MAX_ROWS:
+            await asyncio.sleep(0)
+            part = await cursor.fetchmany(MAX_ROWS)
+            rows += part
+    return rows
+
+
+async def convert(function: Callable[[Sequence[Row]], T], rows: Sequence[Row]) -> T:
+    """Call a function with event rows, in a thread if the rows are many or large."""
+    # A single event may contain a long history.
+    steps = len(rows) + sum(len(row[-1]) for row in rows[:MAX_ROWS]) // _BYTES_PER_STEP
+    return await compute(partial(function, rows), steps=steps)
+
+
+def parse_events(task_id: str, rows: Iterable[Row]) -> list[Event]:
+    """Parse event rows.
+
+    Args:
+        task_id: Run ID.
+        rows: Rows that end with `seq`, `sub` and the JSON text.
+
+    Raises:
+        EventLogError: If an event cannot be parsed.
+    """
+    events: list[Event] = []
+    for *_, seq, _, data in rows:
+        try:
+            events.append(Event.from_json(data))
+        except Exception as error:
+            raise EventLogError(
+                f"Cannot read event {seq} of run {task_id}: {error}. Other runs are not affected.",
+                retryable=False,
+            ) from error
+    return events

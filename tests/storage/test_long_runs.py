@@ -1,0 +1,230 @@
+"""Long runs and conversations, which are read and written without blocking the event loop."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from rxloop import Agent, EventLog, Limits, PostgresEventLog, SqliteEventLog
+from rxloop.protocol.events import Event, LLMCallEvent
+from rxloop.protocol.messages import Message
+from rxloop.recorded.replay import history
+from rxloop.storage.postgres import rows
+from rxloop.storage.sqlite import writer
+from rxloop.support import garbage
+from rxloop.testing import ScriptedModel
+from support.dropped_questions import shared_logs
+from support.long_runs import count_turns
+from support.run_checks import wait_until
+from support.viewer_runs import store_long_run
+
+LOGS = ["sqlite", pytest.param("postgres", marks=pytest.mark.service("postgres"))]
+READS: dict[str, Callable[[EventLog], Awaitable[Any]]] = {
+    "run": lambda log: log.read("long"),
+    "snapshot": lambda log: log.snapshot("long"),
+    "conversation": lambda log: log.read_conversation("talk", before="", version=1),
+}
+MAX_EVENTS = 500
+"""Maximum number of events that are processed without running other tasks."""
+
+
+@pytest.fixture
+async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[EventLog]:
+    async with shared_logs(request.param, tmp_path, request) as make:
+        yield make()
+
+
+@pytest.fixture
+def exclusions(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Function that returns True while large data is excluded from garbage collections."""
+    exclusion = garbage._EXCLUSION
+    # Tests exclude objects themselves.
+    monkeypatch.setattr(exclusion, "_used_by_program", False)
+    before = exclusion.large_data
+    return lambda: exclusion.large_data > before
+
+
+@pytest.mark.parametrize("log", LOGS, indirect=True)
+@pytest.mark.parametrize(("steps", "is_long"), [(10, False), (240, True)])
+@pytest.mark.parametrize("read", READS)
+async def test_events_of_a_long_run_are_parsed_in_a_thread_without_full_garbage_collections(
+    read: str,
+    log: EventLog,
+    steps: int,
+    exclusions: Callable[[], bool],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_long: bool,
+) -> None:
+    await store_long_run(log, steps)
+    excluded, threads = list[bool](), list[threading.Thread]()
+    parse: Any = Event.from_json
+
+    def watch(cls: type[Event], data: bytes) -> Event:
+        excluded.append(exclusions())
+        threads.append(threading.current_thread())
+        return parse(data)
+
+    monkeypatch.setattr(Event, "from_json", classmethod(watch))
+    await READS[read](log)
+    assert len(excluded) == 5 * steps + 3
+    assert set(excluded) == {is_long}
+    if is_long:
+        assert threading.current_thread() not in threads
+    assert not exclusions()
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.parametrize("log", ["postgres"], indirect=True)
+@pytest.mark.parametrize("read", READS)
+async def test_other_tasks_run_while_the_rows_of_a_long_run_are_created(
+    read: str, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store_long_run(log, steps=300)
+    async with count_turns() as turns:
+
+        def watch(name: str) -> None:
+            fetch = getattr(psycopg.AsyncCursor[Any], name)
+
+            async def watched(cursor: Any, *arguments: Any) -> list[Any]:
+                found = await fetch(cursor, *arguments)
+                turns.count_item(len(found))
+                return found
+
+            monkeypatch.setattr(psycopg.AsyncCursor, name, watched)
+
+        watch("fetchall")
+        watch("fetchmany")
+        await READS[read](log)
+    assert turns.items.total() >= 1_503
+    # A few rows describe the run.
+    assert max(turns.items.values()) <= MAX_EVENTS + 10
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.parametrize("log", ["postgres"], indirect=True)
+async def test_pipeline_receives_a_limited_number_of_rows(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    await store_long_run(log, steps=300)
+    complete = await log.snapshot("long")
+    received = list[int]()
+    leave: Any = psycopg.AsyncPipeline.__aexit__
+    cursors = list[psycopg.AsyncCursor[Any]]()
+    execute: Any = psycopg.AsyncCursor.execute
+
+    async def watch_execute(cursor: Any, *arguments: Any, **options: Any) -> Any:
+        cursors.append(cursor)
+        return await execute(cursor, *arguments, **options)
+
+    async def watch_exit(pipeline: Any, *arguments: Any) -> None:
+        received.extend(cursor.rowcount for cursor in cursors)
+        await leave(pipeline, *arguments)
+
+    monkeypatch.setattr(psycopg.AsyncCursor, "execute", watch_execute)
+    monkeypatch.setattr(psycopg.AsyncPipeline, "__aexit__", watch_exit)
+    assert (await log.snapshot("long")).events == complete.events
+    assert [event.seq for event in complete.events] == [*range(1, 1_504)]
+    assert max(received) == MAX_EVENTS
+
+
+@pytest.mark.parametrize("log", LOGS, indirect=True)
+async def test_large_batch_is_prepared_in_a_thread_without_full_garbage_collections(
+    log: EventLog, exclusions: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await log.list_runs()
+    prepared, threads = list[bool](), list[threading.Thread]()
+    module, name = (rows, "_make_values") if isinstance(log, PostgresEventLog) else (writer, "_encode")
+    prepare = getattr(module, name)
+
+    def watch(*arguments: Any) -> Any:
+        prepared.append(exclusions())
+        threads.append(threading.current_thread())
+        return prepare(*arguments)
+
+    monkeypatch.setattr(module, name, watch)
+    await store_long_run(log, steps=190)
+    assert prepared == [True]
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize("log", LOGS, indirect=True)
+@pytest.mark.parametrize("read", ["snapshot", "history"])
+async def test_events_of_a_long_run_are_freed_in_a_thread(
+    read: str, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store_long_run(log, steps=300)
+    async with count_turns() as turns:
+        parse: Any = Event.from_json
+
+        def watch(cls: type[Event], data: bytes) -> Event:
+            event = parse(data)
+            vars(event)["_parsed"] = True
+            return event
+
+        def count(event: Event) -> None:
+            # The stored events are freed as well.
+            if "_parsed" in vars(event):
+                turns.count_item()
+
+        monkeypatch.setattr(Event, "from_json", classmethod(watch))
+        monkeypatch.setattr(LLMCallEvent, "__del__", count, raising=False)
+        if read == "snapshot":
+            snapshot = await log.snapshot("long")
+            assert len(snapshot.events) == 1_503
+            del snapshot
+        else:
+            assert len(await history(log, "talk")) == 601
+        await wait_until(lambda: turns.items.total() + turns.items_in_threads == 300)
+    assert not turns.items
+
+
+async def test_copied_events_of_a_fork_are_collected_in_small_parts(
+    exclusions: Callable[[], bool], tmp_path: Path
+) -> None:
+    log, sizes = SqliteEventLog(tmp_path / "log"), list[int]()
+    await store_long_run(log, steps=2_000)
+
+    def measure(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and exclusions() and info["generation"] == 0:
+            sizes.append(len(gc.get_objects(generation=0)))
+
+    agent = Agent(ScriptedModel("Found."), name="searcher", log=log, limits=Limits(iterations=3_000))
+    gc.callbacks.append(measure)
+    try:
+        async with agent.fork("long", at=10_001) as run:
+            assert (await run).content == "Found."
+    finally:
+        gc.callbacks.remove(measure)
+        await log.aclose()
+    assert sizes
+    # A collection of 50,000 objects takes 20 milliseconds.
+    assert max(sizes) < 10_000
+
+
+@pytest.mark.parametrize("log", LOGS, indirect=True)
+async def test_events_of_many_short_runs_are_parsed_like_those_of_a_long_run(
+    log: EventLog, exclusions: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(ScriptedModel(*["Hello."] * 100), log=log)
+    for number in range(100):
+        await agent.run([Message.user(str(number))], context_id="talk")
+    await agent.aclose()
+    threads, excluded = set[threading.Thread](), set[bool]()
+    parse: Any = Event.from_json
+
+    def watch(cls: type[Event], data: bytes) -> Event:
+        threads.add(threading.current_thread())
+        excluded.add(exclusions())
+        return parse(data)
+
+    monkeypatch.setattr(Event, "from_json", classmethod(watch))
+    # Folds of this version do not exist.
+    page = await log.read_conversation("talk", before="", version=0)
+    assert len(page.parts) == 100
+    assert threading.current_thread() not in threads
+    assert excluded == {True}
