@@ -14,7 +14,7 @@ from rxloop import Agent, MemoryEventLog, Runtime
 from rxloop.protocol.events import CustomEvent, Event, MessageAddedEvent, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.server import a2a, agui, openai_api, ui_stream
-from rxloop.server.a2a.handler import MAX_HISTORY
+from rxloop.server.a2a.task_fold import MAX_HISTORY
 from rxloop.server.core.computations import Computations
 from rxloop.server.ui_messages.frames import assemble_message
 from rxloop.testing import ScriptedModel

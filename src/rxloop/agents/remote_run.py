@@ -17,7 +17,6 @@ from rxloop.coordination.answers import read_snapshot
 from rxloop.coordination.commands import send_answer, send_cancel, send_goals, send_message
 from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_for_order
 from rxloop.errors import (
-    AttemptError,
     ConfigurationError,
     ConflictError,
     ContextBusy,
@@ -31,7 +30,7 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord, Snapshot
 from rxloop.pipeline.run_context import D
-from rxloop.protocol.events import TaskEvent, normalise
+from rxloop.protocol.events import StatusUpdateEvent, TaskEvent, normalise
 from rxloop.protocol.messages import Prompt
 from rxloop.protocol.tool_events import GoalChange
 from rxloop.run.attempt import Attempt
@@ -332,14 +331,12 @@ async def execute_attempt(task_id: str, run: Run[Any]) -> bool:
         await run.release()
         raise
     try:
-        await run
+        final = await run.hold.wait()
     except (ConflictError, ContextBusy, InvalidInput) as error:
         log.debug("Run %s or its conversation was continued by another process: %s", task_id, error)
         await asyncio.sleep(RETRY)
         return False
-    except AttemptError as error:
-        return _is_logged(error)
-    return True
+    return _is_logged(final)
 
 
 async def has_ended(run: Run[Any]) -> bool:
@@ -349,19 +346,17 @@ async def has_ended(run: Run[Any]) -> bool:
         LogUnreachable: As for `execute_attempt`.
     """
     try:
-        await run
+        final = await run.hold.wait()
     except ConflictError:
         return False
-    except AttemptError as error:
-        return _is_logged(error)
-    return True
+    return _is_logged(final)
 
 
-def _is_logged(error: AttemptError) -> bool:
+def _is_logged(final: StatusUpdateEvent) -> bool:
     """Return True if the end of an attempt is in the log, or False if another process can continue the run."""
-    if error.result.state == "working" and error.code == "log":
-        raise LogUnreachable(str(error)) from error
-    return error.result.state != "working"
+    if final.state == "working" and final.error is not None and final.error.code == "log":
+        raise LogUnreachable(final.error.message)
+    return final.state != "working"
 
 
 async def run_once(start: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -14,7 +13,7 @@ from rxloop.coordination.inbox import apply_commands, find_new_messages
 from rxloop.coordination.order import wait_for_end
 from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import RETRY_SECONDS, read_log
+from rxloop.pipeline.log_retry import RETRY_SECONDS, process_events, read_log
 from rxloop.pipeline.records import Snapshot
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, GoalsCommand, MessageCommand
 from rxloop.protocol.envelope import COMMAND_ID
@@ -25,7 +24,6 @@ from rxloop.protocol.tool_events import GoalChange
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.storage.conversation import conversation
-from rxloop.support.threads import compute
 
 _APPLY_TIMEOUT = 2.0
 """Seconds to wait for a working run to apply a message. The message has already been stored."""
@@ -253,5 +251,4 @@ async def _wait_applied(event_log: EventLog, task_id: str, after_seq: int, numbe
 
 
 async def _read_state(event_log: EventLog, task_id: str) -> RunState:
-    events = await read_log(event_log.read, task_id)
-    return await compute(partial(fold_all, events), steps=len(events))
+    return await process_events(event_log, task_id, fold_all)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from rxloop.errors import EventLogError, LogUnreachable, RxloopError
 from rxloop.protocol.events import TaskEvent
 from rxloop.support.tasks import is_cancelled
+from rxloop.support.threads import compute, free_in_thread
 
 if TYPE_CHECKING:
+    from rxloop.pipeline.event_log import EventLog
     from rxloop.protocol.events import Event
 
 log = logging.getLogger("rxloop")
@@ -128,6 +130,19 @@ async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.
         if isinstance(error, RxloopError):
             raise
         raise EventLogError(f"the event log could not be read: {error}") from error
+
+
+async def process_events(log: EventLog, task_id: str, function: Callable[[Sequence[Event]], T]) -> T:
+    """Call a function with all events of a run, and then free them. Many events are processed in a thread.
+
+    Raises:
+        EventLogError: As in `read_log`.
+    """
+    events = [await read_log(log.read, task_id)]
+    try:
+        return await compute(lambda: function(events[0]), steps=len(events[0]))
+    finally:
+        free_in_thread(events)
 
 
 def check_complete(task_id: str, events: Sequence[Event], until: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from typing_extensions import TypeVar
 
-from rxloop.errors import ConfigurationError, EventLogError, RxloopError
+from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.operators.views.text import text
 from rxloop.protocol.events import AnyEvent, PendingInput, StatusUpdateEvent
 from rxloop.protocol.ids import has_unread, read_cursor
@@ -151,18 +150,7 @@ class Run(MisuseErrors, Pipeable[AnyEvent], Generic[O]):
             RunCancelled: The run was cancelled.
             RxloopError: The run was refused, for example due to an unknown id, busy conversation, or invalid input.
         """
-        task = self.hold.start()
-        if self._attempt.info.scope.owns(asyncio.current_task()):
-            raise RxloopError(f"a tool of run {self.task_id} awaits its own run, which would deadlock")
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            await self.hold.aclose("the task that awaited the run was cancelled")
-            raise
-        self._attempt.is_observed = True
-        refusal = task.exception()
-        if refusal is not None:
-            raise copy_error(refusal)
+        await self.hold.wait()
         return make_result(self._attempt)
 
     def start(self) -> Self:

@@ -7,7 +7,6 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any, cast
 
 from reactivex import Observable, abc
@@ -15,17 +14,18 @@ from reactivex import Observable, abc
 from rxloop.errors import RxloopError
 from rxloop.operators.views.after import after as after_cursor
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.log_retry import process_events
 from rxloop.protocol.events import WAITING, AnyEvent, Event, PendingInput, StatusUpdateEvent
+from rxloop.protocol.ids import Cursor, read_cursor
 from rxloop.run.attempt import Attempt
 from rxloop.run.final_events import get_error_code
 from rxloop.run.lifecycle import start
 from rxloop.run.lifetime import Canceled, Released
+from rxloop.run.result import copy_error, get_final_event
 from rxloop.state.fold import fold_all
 from rxloop.stream.back_pressure import Gate
 from rxloop.stream.scope import get_running_loop
 from rxloop.support.tasks import wait_all
-from rxloop.support.threads import compute
 
 log = logging.getLogger("rxloop")
 
@@ -121,10 +121,12 @@ class RunHold:
         # Users match custom kinds using `isinstance`, so type checkers may assume the built-in kinds here.
         source = cast("Observable[AnyEvent]", attempt.recorder.hub.events)
         if after is not None:
-            return after_cursor(after, strict=strict)(self._add_past(source, 1))
+            return after_cursor(after, strict=strict)(self._add_past(source, 1, read_cursor(after, strict=strict)))
         return self._add_past(source, attempt.first_attempt) if attempt.recorder.hub.trimmed else source
 
-    def _add_past(self, source: Observable[AnyEvent], first_attempt: int) -> Observable[AnyEvent]:
+    def _add_past(
+        self, source: Observable[AnyEvent], first_attempt: int, cursor: Cursor | None = None
+    ) -> Observable[AnyEvent]:
         attempt, log = self._attempt, self._attempt.info.log
         if log is None:
             return source
@@ -133,7 +135,12 @@ class RunHold:
 
         async def read(before: int) -> Sequence[Event]:
             await attempt.durable()
-            events = await log.read(attempt.task_id)
+            events: Sequence[Event] = ()
+            if cursor is not None and cursor.task_id == attempt.task_id and cursor.seq > 0:
+                events = await log.read(attempt.task_id, after_seq=cursor.seq - 1)
+            if cursor is None or not events or (events[0].seq, events[0].attempt) != (cursor.seq, cursor.attempt):
+                # The cursor is unknown, or belongs to an attempt whose last events were lost.
+                events = await log.read(attempt.task_id)
             return [event for event in events if event.attempt >= first_attempt and event.seq < before]
 
         return cast("Observable[AnyEvent]", prepend_past(source, read))
@@ -166,6 +173,27 @@ class RunHold:
         elif self._attempt.lifetime.event_loop is not get_running_loop(f"reading the run {self._attempt.task_id}"):
             raise RxloopError(f"run {self._attempt.task_id} belongs to another event loop; start a new run in this one")
         return self.task
+
+    async def wait(self) -> StatusUpdateEvent:
+        """Wait for the end of the run, and return its final event.
+
+        Unlike awaiting the run, this does not parse the messages of the conversation.
+
+        Raises:
+            RxloopError: The run was refused.
+        """
+        task, attempt = self.start(), self._attempt
+        if attempt.info.scope.owns(asyncio.current_task()):
+            raise RxloopError(f"a tool of run {self.task_id} awaits its own run, which would deadlock")
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            await self.aclose("the task that awaited the run was cancelled")
+            raise
+        attempt.is_observed = True
+        if (refusal := task.exception()) is not None:
+            raise copy_error(refusal)
+        return get_final_event(attempt)
 
     def cancel(self, reason: str | None) -> None:
         """Request cancellation of the run."""
@@ -267,5 +295,4 @@ async def read_open_questions(event_log: EventLog, task_id: str) -> list[Pending
     hold = find_owned(event_log, task_id)
     if hold is not None:
         return hold.pending
-    events = await read_log(event_log.read, task_id)
-    return list((await compute(partial(fold_all, events), steps=len(events))).pending.values())
+    return list((await process_events(event_log, task_id, fold_all)).pending.values())

@@ -95,16 +95,20 @@ class Result(ExplainedAttributes, Generic[O]):
         return self.parsed
 
 
+def get_final_event(attempt: Attempt) -> StatusUpdateEvent:
+    """Return the final event of an ended attempt."""
+    if not isinstance(attempt.final, StatusUpdateEvent):
+        raise RxloopError(f"run {attempt.task_id} has no final event")
+    return attempt.final
+
+
 def make_result(attempt: Attempt) -> Result[Any]:
     """Create the result of an ended attempt.
 
     Raises:
         AttemptError: The run has no answer, and is not waiting for input.
     """
-    final = attempt.final
-    if not isinstance(final, StatusUpdateEvent):
-        raise RxloopError(f"run {attempt.task_id} has no final event")
-    state = attempt.state()
+    final, state = get_final_event(attempt), attempt.state()
     completed = final.state == "completed"
     parsed, misfit = attempt.try_parse(final.content or "") if completed else (None, None)
     result: Result[Any] = Result(

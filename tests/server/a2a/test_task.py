@@ -66,7 +66,7 @@ def artifact_texts(task: pb.Task) -> dict[str, str]:
 
 def list_updates(events: list[Event], before: list[Event] | None = None) -> list[Update]:
     collected: list[Update] = []
-    from_iterable(events).pipe(updates(before or ())).subscribe(collected.append)
+    from_iterable(events).pipe(updates(fold_task(before) if before else None)).subscribe(collected.append)
     return collected
 
 

@@ -34,9 +34,9 @@ from typing_extensions import override
 
 from rxloop.errors import RunOver
 from rxloop.operators.views.filters import until_final
-from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.log_retry import process_events, read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import WAITING, Event
+from rxloop.protocol.events import WAITING
 from rxloop.protocol.ids import read_cursor
 from rxloop.protocol.run_events import State
 from rxloop.recorded.follow import FINAL_STATES
@@ -45,7 +45,7 @@ from rxloop.server.a2a.calls import A2aRequest, get_request
 from rxloop.server.a2a.message_runs import continue_task, start_task
 from rxloop.server.a2a.parts import remove_data
 from rxloop.server.a2a.push import Push
-from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, updates
+from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, fold_task, updates
 from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.server.core.runs import cancel_run
 from rxloop.server.core.stream import read_to_end, wait_disconnected
@@ -53,8 +53,6 @@ from rxloop.server.core.stream import read_to_end, wait_disconnected
 ExtendedCard = pb.AgentCard | Callable[[Principal], pb.AgentCard]
 _PAGE = 50
 _FINISHED = "the task is finished; send the message without taskId to start a new task"
-MAX_HISTORY = 500
-"""Maximum number of messages in the history of a task that is read. The SDK encodes them on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,6 @@ class ServedAgent:
         """Load a task from the log."""
         fold = TaskFold(thoughts=self.thoughts)
         await self.gateway.computations.fold_events(self.gateway.runtime.log, task_id, fold.add)
-        del fold.task.history[:-MAX_HISTORY]
         return fold
 
     async def load(self, task_id: str) -> pb.Task:
@@ -97,7 +94,7 @@ class ServedAgent:
             if not task.pending:
                 return task.task
             status = await read_status(log, await read_log(log.get_record, task_id))
-            if status.record.seq <= task.seq:
+            if task.last is not None and status.record.seq <= task.last.seq:
                 break
         if status.state not in WAITING:
             task.task.status.ClearField("message")
@@ -231,11 +228,11 @@ class TaskHandler(RequestHandler):
             after: Cursor of earlier events, which are sent as a complete task. None starts with the first event.
         """
         runtime, thoughts = self._served.gateway.runtime, self._served.thoughts
-        earlier: list[Event] = []
+        fold: TaskFold | None = None
         if after is not None:
-            seq = read_cursor(after, strict=True).seq
-            earlier = [event for event in await read_log(runtime.log.read, task_id) if event.seq <= seq]
-        events = runtime.follow(task_id, after=after).pipe(until_final(), updates(earlier, thoughts=thoughts))
+            fold_earlier = partial(fold_task, last_seq=read_cursor(after, strict=True).seq, thoughts=thoughts)
+            fold = await process_events(runtime.log, task_id, fold_earlier)
+        events = runtime.follow(task_id, after=after).pipe(until_final(), updates(fold, thoughts=thoughts))
         async with aclosing(aiter(events)) as reader:
             async for update in reader:
                 yield update
@@ -267,7 +264,7 @@ class TaskHandler(RequestHandler):
                 raise UnsupportedOperationError(_FINISHED)
             task = await served.fold(record.task_id)
             # The question being answered may be newer than the record.
-            after, seq = task.cursor, task.seq
+            after, seq = (None, 0) if task.last is None else (task.last.cursor, task.last.seq)
             try:
                 await continue_task(served.gateway, request.principal, record, params.message, task)
             except RunOver:

@@ -12,6 +12,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from rxloop.errors import ArtifactError, ConfigurationError, UnknownArtifact, UnknownRun
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.log_retry import process_events, read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, StatusUpdateEvent, ends_attempt
 from rxloop.recorded.follow import FINAL_STATES, follow, is_over
@@ -36,7 +37,7 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal, StreamSlot
 from rxloop.support.http_environment import name_variables
 from rxloop.support.tasks import wait_all
-from rxloop.support.threads import compute, run_in_thread
+from rxloop.support.threads import run_in_thread
 
 log = logging.getLogger("rxloop")
 
@@ -275,11 +276,12 @@ class Push:
         webhook = (await self._load_webhooks(task_id)).get(config_id)
         if webhook is None:
             return
-        events = [each for each in await read_log(self._log.read, task_id) if each.seq <= webhook.seq]
-        fold = await compute(lambda: fold_task(events, thoughts=self._thoughts), steps=len(events))
-        if events and _is_end(events[-1]):
+        fold = await process_events(
+            self._log, task_id, partial(fold_task, last_seq=webhook.seq, thoughts=self._thoughts)
+        )
+        if fold.last is not None and _is_end(fold.last):
             return
-        after = events[-1].cursor if events else None
+        after = None if fold.last is None else fold.last.cursor
         async for event in follow(self._log, task_id, after=after, until="end"):
             if lost.is_set():
                 return

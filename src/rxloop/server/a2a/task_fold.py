@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from math import inf
 from typing import Any, Literal, cast
 
 from a2a.types import a2a_pb2 as pb
@@ -31,6 +32,9 @@ from rxloop.server.core.chat_fold import ChatFold
 
 Update = pb.Task | pb.TaskStatusUpdateEvent | pb.TaskArtifactUpdateEvent
 """Task update for a client."""
+
+MAX_HISTORY = 500
+"""Maximum number of messages in the history of a task. The SDK encodes them on the event loop."""
 
 STATES: dict[State, pb.TaskState] = {
     "submitted": pb.TASK_STATE_SUBMITTED,
@@ -62,9 +66,8 @@ class TaskFold:
         self._chunks: dict[str, list[pb.Part]] = {}
         """Pending artifact chunks, joined when the task is read. Appending each chunk separately would be too slow."""
         self.pending: Sequence[PendingInput] = ()
-        self.seq = 0
-        """Sequence number of the last folded event."""
-        self.cursor = ""
+        self.last: Event | None = None
+        """Last durable event."""
         self._thoughts = thoughts
         self._changes: list[Change | Event] = []
         self._chat = ChatFold(self._changes.append)
@@ -88,7 +91,7 @@ class TaskFold:
         if event.durable:
             # Internal events also count, because tasks are listed by this timestamp.
             self._task.status.timestamp.CopyFrom(to_timestamp(event.timestamp))
-            self.seq, self.cursor = event.seq, event.cursor
+            self.last = event
         self._chat.take_public(event)
         changes, self._changes[:] = [*self._changes], []
         return [update for change in changes for update in self._convert_change(change)]
@@ -119,7 +122,7 @@ class TaskFold:
             case ThoughtStreamEvent() if self._thoughts:
                 return [self._status(change, "working", change.content, thought=True)]
             case MessageAddedEvent():
-                self._task.history.append(self._make_message(change, Message(role=change.role, content=change.content)))
+                self._add_to_history(self._make_message(change, Message(role=change.role, content=change.content)))
                 return []
             case _:
                 return []
@@ -146,12 +149,17 @@ class TaskFold:
         task_id, context_id = event.task_id, event.context_id
         self._task.id, self._task.context_id = task_id, context_id
         self._task.status.state = pb.TASK_STATE_SUBMITTED
-        for index, message in enumerate(event.messages):
-            self._task.history.append(to_a2a_message(message, f"{task_id}:{index}", task_id, context_id))
+        first = max(0, len(event.messages) - MAX_HISTORY)
+        for index, message in enumerate(event.messages[first:], first):
+            self._add_to_history(to_a2a_message(message, f"{task_id}:{index}", task_id, context_id))
         public = event.metadata.get(PUBLIC_METADATA)
         if isinstance(public, dict):
             self._task.metadata.CopyFrom(to_struct(cast("dict[str, Any]", public)))
         return _copy(self._task)
+
+    def _add_to_history(self, message: pb.Message) -> None:
+        self._task.history.append(message)
+        del self._task.history[:-MAX_HISTORY]
 
     def _end_attempt(self, event: StatusUpdateEvent) -> list[Update]:
         """Convert the end of an attempt to the complete answer and the final status."""
@@ -200,7 +208,7 @@ class TaskFold:
         if event.durable and not thought:
             # The previous status message moves to the history. Progress and thoughts are transient and not stored.
             if task.status.HasField("message"):
-                task.history.append(task.status.message)
+                self._add_to_history(task.status.message)
             task.status.CopyFrom(status)
         metadata: dict[str, Any] = {"cursor": event.cursor, **({"thought": True} if thought else {})}
         if usage is not None:
@@ -268,15 +276,16 @@ def _copy(task: pb.Task) -> pb.Task:
     return copy
 
 
-def fold_task(events: Iterable[Event], *, thoughts: bool = False) -> TaskFold:
-    """Fold a run's events from the beginning."""
+def fold_task(events: Iterable[Event], *, last_seq: float = inf, thoughts: bool = False) -> TaskFold:
+    """Fold a run's events from the beginning to an event."""
     fold = TaskFold(thoughts=thoughts)
     for event in events:
-        fold.add(event)
+        if event.seq <= last_seq:
+            fold.add(event)
     return fold
 
 
-def updates(earlier: Sequence[Event] = (), *, thoughts: bool = False) -> View[Event, Update]:
+def updates(earlier: TaskFold | None = None, *, thoughts: bool = False) -> View[Event, Update]:
     """Create a view of task updates.
 
     ::
@@ -289,13 +298,13 @@ def updates(earlier: Sequence[Event] = (), *, thoughts: bool = False) -> View[Ev
     the end, the complete answer is sent again.
 
     Args:
-        earlier: Earlier events of the run, starting with its first event. The resulting task is emitted first.
+        earlier: Fold of the earlier events of the run. Its task is emitted first. The view can be used once.
         thoughts: Whether to include thoughts as status messages.
     """
 
     def write(out: ViewOutput[Update]) -> Callable[[Event], None]:
-        fold = fold_task(earlier, thoughts=thoughts)
-        if earlier:
+        fold = earlier or TaskFold(thoughts=thoughts)
+        if earlier is not None:
             out.emit(_copy(fold.task))
 
         def take(event: Event) -> None:

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from typing_extensions import Unpack, override
 
-from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.log_retry import process_events
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import WAITING
 from rxloop.protocol.messages import Message
@@ -45,7 +45,6 @@ from rxloop.server.core.errors import write_problem as problem_response
 from rxloop.server.core.existing_runs import answer_run
 from rxloop.server.core.gateway import Principal
 from rxloop.server.core.stream import EventStream
-from rxloop.support.threads import compute
 
 MakeOptions = Callable[[RunAgentInput, Principal], StartOptions | Awaitable[StartOptions]]
 """Sync or async function that creates run options from client input, such as its `state`."""
@@ -170,8 +169,7 @@ class _Request:
         """Answer a run's questions, or return None if the request contains no answer."""
         # Clients can answer before the log has stored the question.
         await wait_stored(self._runtime.log, last.task_id)
-        events = await read_log(self._runtime.log.read, last.task_id)
-        questions = await compute(lambda: collect_questions(events), steps=len(events))
+        questions = await process_events(self._runtime.log, last.task_id, collect_questions)
         try:
             answers = match_answers(self._body, questions)
         except Abandoned:
