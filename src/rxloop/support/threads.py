@@ -10,7 +10,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from itertools import count
@@ -315,14 +314,21 @@ async def compute(function: Callable[[], T], *, steps: int | None = None) -> T:
 def free_in_thread(objects: list[Sequence[Any]]) -> None:
     """Remove the only sequence in a list, and free the objects in it. Many objects are freed in a thread.
 
-    Freeing the events of a long run would block the event loop for 50 milliseconds.
+    Freeing the events of a long run would block the event loop for 50 milliseconds. Finalizers may call this function.
     """
     if len(objects[0]) <= _MAX_STEPS:
         objects.clear()
         return
-    # The interpreter does not start threads during its shutdown.
-    with suppress(RuntimeError, RxloopError):
-        _COMPUTING.submit(lambda: free_in_parts([*objects.pop()]))
+    try:
+        # The garbage collector can call finalizers while this thread holds the lock of the pool.
+        asyncio.get_running_loop().call_soon(_COMPUTING.submit, _free, objects)
+    except RuntimeError:
+        # This thread has no event loop, or the event loop is closed.
+        _free(objects)
+
+
+def _free(objects: list[Sequence[Any]]) -> None:
+    free_in_parts([*objects.pop()])
 
 
 async def call_user_function(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:

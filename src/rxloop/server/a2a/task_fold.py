@@ -304,7 +304,7 @@ def updates(earlier: TaskFold | None = None, *, thoughts: bool = False) -> View[
 
     def write(out: ViewOutput[Update]) -> Callable[[Event], None]:
         fold = earlier or TaskFold(thoughts=thoughts)
-        if earlier is not None:
+        if fold.last is not None:
             out.emit(_copy(fold.task))
 
         def take(event: Event) -> None:
