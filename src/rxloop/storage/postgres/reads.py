@@ -383,7 +383,8 @@ async def read_snapshot(
         events = await connection.execute(address.sql(_NEW_EVENTS), values | {"seq": rows[-1][0]}, binary=True)
         rows += await fetch_rows(events)
     position = next((position for position, record in enumerate(records) if record.task_id == task_id), None)
-    if position is None:
+    if position is None or (len(rows) >= MAX_ROWS and rows[-1][0] < records[position].seq):
+        # The run does not exist, or was deleted between the statements.
         raise make_unknown_run_error(task_id)
     page = None
     if history is not None:
