@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import weakref
 from collections.abc import Generator
 
@@ -23,6 +25,7 @@ class Node:
 def manual_collections(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     # Other blocks of this process may have counted before.
     monkeypatch.setattr(garbage._EXCLUSION, "_used_by_program", None)
+    garbage._EXCLUSION.reset()
     gc.unfreeze()
     gc.collect()
     gc.disable()
@@ -110,7 +113,7 @@ def test_complete_collection_is_delayed_by_large_data_but_not_forever() -> None:
         gc.collect(1)
         alive = weakref.ref(survivor)
         del survivor
-        for _ in range(399):
+        for _ in range(99):
             gc.collect()
         assert alive() is not None
         gc.collect()
@@ -139,3 +142,54 @@ def test_excluded_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> N
         with ignore_large_data():
             pass
     assert len(counts) == 1
+
+
+def test_frequent_blocks_do_not_prevent_complete_collections() -> None:
+    gc.enable()
+    alive, nodes = list[weakref.ref[Node]](), list[Node]()
+    with shorten_collections():
+        for _ in range(600):
+            nodes = [Node() for _ in range(300)]
+            alive.append(weakref.ref(nodes[0]))
+            # Excludes the nodes, which are garbage afterwards.
+            with ignore_large_data():
+                pass
+        nodes.clear()
+        assert sum(each() is not None for each in alive) < 300
+
+
+def test_blocks_in_threads_that_overlap_do_not_prevent_complete_collections() -> None:
+    garbage._EXCLUSION._exclusions = 11 * 100 - 2
+    with ignore_large_data(), ignore_large_data():
+        survivor = Node()
+        gc.collect(1)
+        alive = weakref.ref(survivor)
+        del survivor
+        gc.collect()
+        assert alive() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_blocks_of_other_threads_end_in_a_forked_process() -> None:
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with ignore_large_data():
+            entered.set()
+            may_leave.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait()
+    exclusion = garbage._EXCLUSION
+    with ignore_large_data():
+        pid = os.fork()
+        if pid == 0:
+            # Only the block of this thread remains.
+            is_own_block = (exclusion.blocks, exclusion.large_data) == (1, 1) and exclusion in gc.callbacks
+            exclusion.end_block(large_data=True)
+            os._exit(0 if is_own_block and exclusion.blocks == 0 and exclusion not in gc.callbacks else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    may_leave.set()
+    thread.join()
+    assert exclusion not in gc.callbacks

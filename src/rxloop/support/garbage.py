@@ -5,18 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 _COMPLETE_EVERY = 20
 """Number of full collections until all objects are examined. Up to 80,000 new objects start a full collection."""
-_COMPLETE_EVERY_WITH_LARGE_DATA = 400
+_COMPLETE_EVERY_WITH_LARGE_DATA = 100
 """The same while `ignore_large_data` is active. It is reached only if large data is processed without interruption."""
+
+_SHORT_PER_FULL = 11
+"""Number of collections of the middle generation until Python starts a full collection."""
 
 _FROZEN_BY_PYTHON = 1_000
 """Maximum number of objects that Python itself excludes. Python 3.12 excludes 375 when it starts."""
-
 
 _LARGE = 500
 """Minimum number of items of large data."""
@@ -35,18 +38,34 @@ def free_in_parts(objects: list[Any]) -> None:
 
 
 class _Exclusion:
-    """Callback of the garbage collector that excludes the survivors of collections from later ones (`gc.freeze`)."""
+    """Callback of the garbage collector that excludes the survivors of collections from later ones (`gc.freeze`).
+
+    Each exclusion resets the counters of the collector. Without a limit, frequent blocks would therefore prevent full
+    collections, and garbage with reference cycles would never be freed.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         """Lock for the blocks, which can be in different threads. Collections do not acquire it."""
-        self.blocks = 0
-        """Number of active blocks of both functions."""
-        self.large_data = 0
-        """Number of active blocks of `ignore_large_data`."""
-        self._collections = 0
-        """Number of full collections since the last one that examined all objects."""
+        self._blocks = Counter[int]()
+        """Number of active blocks of both functions by thread."""
+        self._large_data = Counter[int]()
+        """Number of active blocks of `ignore_large_data` by thread."""
+        self._exclusions = 0
+        """Number of exclusions since the last collection that examined all objects. A full collection counts more."""
+        self._is_complete_due = False
+        """True if nothing may be excluded until the next full collection, which examines all objects."""
         self._used_by_program: bool | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Number of active blocks of both functions."""
+        return self._blocks.total()
+
+    @property
+    def large_data(self) -> int:
+        """Number of active blocks of `ignore_large_data`."""
+        return self._large_data.total()
 
     def is_used_by_program(self) -> bool:
         """Return True if the program had excluded objects itself before the first call."""
@@ -58,34 +77,66 @@ class _Exclusion:
     def __call__(self, phase: str, info: Mapping[str, Any]) -> None:
         is_full = info["generation"] == 2
         if phase == "stop":
-            if is_full or (self.large_data and info["generation"] == 1):
+            if is_full:
                 # Counting the excluded objects would take longer than the collection.
                 gc.freeze()
+            elif self.large_data and info["generation"] == 1:
+                self._exclude()
         elif is_full:
-            self._collections += 1
-            if self._collections >= (_COMPLETE_EVERY_WITH_LARGE_DATA if self.large_data else _COMPLETE_EVERY):
-                self._collections = 0
+            self._count(_SHORT_PER_FULL)
+            if self._is_complete_due:
+                self.reset()
                 gc.unfreeze()
 
-    def start_block(self, large_data: int = 0) -> None:
+    def _exclude(self) -> None:
+        """Exclude all objects, unless a complete collection is due."""
+        self._count(1)
+        if not self._is_complete_due:
+            gc.freeze()
+
+    def _count(self, exclusions: int) -> None:
+        self._exclusions += exclusions
+        limit = _COMPLETE_EVERY_WITH_LARGE_DATA if self.large_data else _COMPLETE_EVERY
+        self._is_complete_due = self._is_complete_due or self._exclusions >= limit * _SHORT_PER_FULL
+
+    def reset(self) -> None:
+        """Start counting again after all objects were examined."""
+        self._exclusions, self._is_complete_due = 0, False
+
+    def start_block(self, *, large_data: bool) -> bool:
+        """Start a block. Return False if the program excludes objects itself."""
         with self.lock:
             if not self.blocks:
-                self._collections = 0
+                if large_data and self.is_used_by_program():
+                    return False
                 gc.callbacks.append(self)
-            self.blocks += 1
-            self.large_data += large_data
+            # Count this exclusion without the new block, so that it can reach the lower limit.
+            self._exclude()
+            self._blocks[threading.get_ident()] += 1
+            self._large_data[threading.get_ident()] += large_data
+        return True
 
-    def end_block(self, large_data: int = 0) -> None:
+    def end_block(self, *, large_data: bool) -> None:
+        """End a block of this thread."""
         with self.lock:
-            self.blocks -= 1
-            self.large_data -= large_data
-            if not self.blocks:
-                gc.callbacks.remove(self)
-                gc.unfreeze()
+            self._large_data[threading.get_ident()] -= large_data
+            self._blocks[threading.get_ident()] -= 1
+            self._remove_ended()
+
+    def _remove_ended(self) -> None:
+        self._blocks, self._large_data = +self._blocks, +self._large_data
+        if not self._blocks and self in gc.callbacks:
+            gc.callbacks.remove(self)
+            gc.unfreeze()
 
     def after_fork(self) -> None:
+        """End the blocks of the threads that do not exist in a forked process."""
         # Another thread of the parent process may have held the lock.
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        thread = threading.get_ident()
+        self._blocks = Counter({thread: self._blocks[thread]})
+        self._large_data = Counter({thread: self._large_data[thread]})
+        self._remove_ended()
 
 
 # The garbage collector belongs to the process, like this object.
@@ -101,15 +152,15 @@ def shorten_collections() -> Generator[None]:
 
     A full collection examines all objects, which blocks all runs and clients for 30 to 150 milliseconds. In the block,
     objects that survive a full collection are excluded from the following ones, so that a pause only depends on the
-    number of new objects. Every 20th full collection examines all objects.
+    number of new objects. Every 20th full collection examines all objects, or the next one after 220 exclusions.
     """
     gc.collect()
-    gc.freeze()
-    _EXCLUSION.start_block()
+    _EXCLUSION.reset()
+    _EXCLUSION.start_block(large_data=False)
     try:
         yield
     finally:
-        _EXCLUSION.end_block()
+        _EXCLUSION.end_block(large_data=False)
 
 
 @contextmanager
@@ -125,12 +176,10 @@ def ignore_large_data(count: int = _LARGE) -> Generator[None]:
     Args:
         count: Number of items, if it is known. The block does nothing for less than 500 items.
     """
-    if count < _LARGE or (not _EXCLUSION.blocks and _EXCLUSION.is_used_by_program()):
+    if count < _LARGE or not _EXCLUSION.start_block(large_data=True):
         yield
         return
-    _EXCLUSION.start_block(large_data=1)
-    gc.freeze()
     try:
         yield
     finally:
-        _EXCLUSION.end_block(large_data=1)
+        _EXCLUSION.end_block(large_data=True)
