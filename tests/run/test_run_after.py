@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from rxloop import Agent, RunContext, follow, replay, tool
+import pytest
+
+from rxloop import Agent, Run, RunContext, follow, replay, tool
 from rxloop.protocol import public_events
 from rxloop.protocol.events import (
     ContentDeltaEvent,
@@ -14,8 +16,9 @@ from rxloop.protocol.events import (
     TaskEvent,
 )
 from rxloop.storage import MemoryEventLog
+from rxloop.stream.hub import Hub
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.run_checks import Recorder, collect_events
+from support.run_checks import Recorder, collect_events, run_ready_tasks
 from support.sum_tools import add, make_two_step_model
 
 
@@ -376,3 +379,37 @@ async def test_cursor_with_a_huge_number_is_invalid() -> None:
     await run
     received = [frame async for frame in run.sse(after=f"{run.task_id}/1.{'9' * 5000}.0", heartbeat=None)]
     assert received[0].startswith(b"event: gap")
+
+
+async def read_kinds(run: Run[Any], cursor: str) -> list[str]:
+    """Return the kinds of later events, without deltas."""
+    return [event.kind async for event in run.stream(after=cursor) if not isinstance(event, ContentDeltaEvent)]
+
+
+async def test_client_of_a_long_fork_gets_no_gap_if_its_cursor_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hub.__init__, "__defaults__", (5, 4096))
+    log, answered = MemoryEventLog(), asyncio.Event()
+
+    @tool
+    async def look(place: int) -> str:
+        """Look somewhere."""
+        if place == 9:
+            started.set()
+            await answered.wait()
+        return "nothing"
+
+    started = asyncio.Event()
+    calls = [call("look", place=place) for place in range(4)]
+    original = await Agent(ScriptedModel(*calls, "Done."), tools=[look], log=log).run("Look.")
+    last = (await log.get_record(original.task_id)).seq
+    agent = Agent(ScriptedModel(call("look", place=9), "Done."), tools=[look], log=log)
+    fork = agent.fork(original.task_id, at=last - 3).start()
+    await started.wait()
+    cursor = (await log.read(fork.task_id))[-1].cursor
+    # The copied events belong to the first attempt, and the cursor to the second one.
+    reader = asyncio.create_task(read_kinds(fork, cursor))
+    await run_ready_tasks(20)
+    answered.set()
+    await fork
+    rest = ["tool-complete", "checkpoint", "llm-call", "content-complete", "checkpoint", "status-update"]
+    assert await reader == rest

@@ -12,10 +12,11 @@ import psycopg
 import pytest
 
 from rxloop import Agent, EventLog, Limits, PostgresEventLog, SqliteEventLog
+from rxloop.errors import UnknownRun
 from rxloop.protocol.events import Event, LLMCallEvent
 from rxloop.protocol.messages import Message
 from rxloop.recorded.replay import history
-from rxloop.storage.postgres import rows
+from rxloop.storage.postgres import reads, rows
 from rxloop.storage.sqlite import writer
 from rxloop.support import garbage
 from rxloop.testing import ScriptedModel
@@ -228,3 +229,20 @@ async def test_events_of_many_short_runs_are_parsed_like_those_of_a_long_run(
     assert len(page.parts) == 100
     assert threading.current_thread() not in threads
     assert excluded == {True}
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.parametrize("log", ["postgres"], indirect=True)
+async def test_snapshot_of_a_run_that_is_deleted_while_it_is_read_is_an_error(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store_long_run(log, steps=240)
+    fetch_rows = reads.fetch_rows
+
+    async def delete_and_fetch(cursor: Any) -> list[Any]:
+        return (await fetch_rows(cursor))[:0]
+
+    # As if the run had been deleted after the first events.
+    monkeypatch.setattr(reads, "fetch_rows", delete_and_fetch)
+    with pytest.raises(UnknownRun, match="long"):
+        await log.snapshot("long")

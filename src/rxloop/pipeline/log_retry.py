@@ -133,7 +133,7 @@ async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.
 
 
 async def process_events(log: EventLog, task_id: str, function: Callable[[Sequence[Event]], T]) -> T:
-    """Call a function with all events of a run, and then free them. Many events are processed in a thread.
+    """Pass all events of a run to a function, in a thread if there are many, and free them.
 
     Raises:
         EventLogError: As in `read_log`.

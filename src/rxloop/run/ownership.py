@@ -139,7 +139,7 @@ class RunHold:
             if cursor is not None and cursor.task_id == attempt.task_id and 0 < cursor.seq < before:
                 events = await log.read(attempt.task_id, after_seq=cursor.seq - 1)
             if cursor is None or not events or (events[0].seq, events[0].attempt) != (cursor.seq, cursor.attempt):
-                # The hub has the event of the cursor, the cursor is unknown, or its attempt lost its last events.
+                # Earlier events are needed to detect gaps.
                 events = await log.read(attempt.task_id)
             return [event for event in events if event.attempt >= first_attempt and event.seq < before]
 

@@ -30,8 +30,7 @@ from rxloop.state.run_state import (
     get_final_history,
     initial_state,
 )
-from rxloop.support.garbage import free_in_parts
-from rxloop.support.threads import compute
+from rxloop.support.threads import compute, free_in_thread
 
 Cached = tuple[Mark | None, RunState]
 
@@ -101,10 +100,9 @@ async def add_page(log: EventLog, key: str, before: str, cached: Cached, page: C
     if log.stores_folds and (folds := [*folds, *_combine_single_folds(kept)]):
         log.store_folds(key, folds, version=FORMAT)
     _remember(log.local.get(ConversationCache), key, page.mark, state)
-    events = [event for part in page.parts if isinstance(part, RunEvents) for event in part.events]
+    events = [[event for part in page.parts if isinstance(part, RunEvents) for event in part.events]]
     del page, kept
-    # Freeing the events of a long run would block the event loop.
-    await compute(partial(free_in_parts, events), steps=len(events))
+    free_in_thread(events)
     return state
 
 

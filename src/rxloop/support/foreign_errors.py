@@ -40,7 +40,8 @@ def to_error(raised: BaseException, source: str | None = None) -> Exception:
     """
     if isinstance(raised, RxloopError):
         return raised
-    error = PipelineError(f"{source or find_raiser(raised)} raised {explain_attribute(raised)!r}{_remark(raised)}")
+    remark = "" if isinstance(raised, Exception) else ", which is not an Exception"
+    error = PipelineError(f"{source or find_raiser(raised)} raised {explain_attribute(raised)!r}{remark}")
     error.__cause__ = raised
     return error
 
@@ -51,10 +52,6 @@ def get_message(raised: BaseException) -> str:
         return str(explain_attribute(raised))
     except Exception as error:
         return f"{type(raised).__name__}.__str__ raised {type(error).__name__}"
-
-
-def _remark(raised: BaseException) -> str:
-    return "" if isinstance(raised, Exception) else ", which is not an Exception"
 
 
 def find_raiser(raised: BaseException) -> str:

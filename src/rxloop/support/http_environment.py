@@ -33,7 +33,7 @@ def name_variables() -> Generator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        reason = _find_reason()
+        reason = _find_tls_reason() or _find_proxy_reason() or _find_exception_reason()
         if reason is None:
             raise
         # Do not chain the library's error, because it may contain a proxy password.
@@ -49,10 +49,6 @@ def format_tls_variables() -> str:
     """Return the variables for trusted certificates with their values, or an empty string if none is set."""
     names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
     return ", ".join(f"{name}={_quote(value)}" for name in names if (value := os.environ.get(name)))
-
-
-def _find_reason() -> str | None:
-    return _find_tls_reason() or _find_proxy_reason() or _find_exception_reason()
 
 
 def _find_tls_reason() -> str | None:

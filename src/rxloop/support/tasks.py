@@ -15,6 +15,15 @@ def is_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
+def has_running_loop() -> bool:
+    """Return True if an event loop is running in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Wait until all tasks are done, even if the waiting task is canceled. The cancellation is raised afterwards."""
     # Imported on first use to speed up importing rxloop.

@@ -26,6 +26,12 @@ def to_short_repr(value: object) -> str:
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 
+def shorten_repr(value: object, width: int) -> str:
+    """Return a `repr`, truncated to a width."""
+    text = repr(value)
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
 # Mermaid interprets Markdown, directives and comments even inside quotes, and misparses entities after a colon. All
 # characters except letters, digits and these are therefore escaped as numbers.
 _SAFE_CHARACTERS = frozenset(" ,'()/?!")

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from functools import partial
@@ -298,20 +298,21 @@ _MAX_STEPS = 500
 """Maximum number of steps on the event loop, such as events to fold. They take a few milliseconds."""
 
 
-async def compute(function: Callable[[], T], *, steps: int | None = None) -> T:
+async def compute(function: Callable[[], T], *, steps: int | None = None, threads: Threads = _COMPUTING) -> T:
     """Run a long computation in a thread, so that the event loop can run other tasks in between.
 
     Args:
         function: The computation.
         steps: Number of steps. A short computation runs on the event loop. None means that the number is unknown.
+        threads: Thread pool. The default has one thread. Use `THREADS` for computations that must not wait for others.
     """
     if steps is not None and steps <= _MAX_STEPS:
         return function()
     with ignore_large_data():
-        return await run_in_thread(function, threads=_COMPUTING)
+        return await run_in_thread(function, threads=threads)
 
 
-def free_in_thread(objects: list[Sequence[Any]]) -> None:
+def free_in_thread(objects: list[Any]) -> None:
     """Remove the only sequence in a list, and free the objects in it. Many objects are freed in a thread.
 
     Freeing the events of a long run would block the event loop for 50 milliseconds. Finalizers may call this function.
@@ -327,7 +328,7 @@ def free_in_thread(objects: list[Sequence[Any]]) -> None:
         _free(objects)
 
 
-def _free(objects: list[Sequence[Any]]) -> None:
+def _free(objects: list[Any]) -> None:
     free_in_parts([*objects.pop()])
 
 

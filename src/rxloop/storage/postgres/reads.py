@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from rxloop.pipeline.records import (
@@ -16,7 +14,6 @@ from rxloop.pipeline.records import (
     ConversationPage,
     HistoryQuery,
     Mark,
-    RunEvents,
     RunFilter,
     RunRecord,
     Snapshot,
@@ -27,7 +24,7 @@ from rxloop.state.run_state import RunFold
 from rxloop.storage.postgres import psycopg
 from rxloop.storage.postgres.address import Address, Connection, Row, can_store
 from rxloop.storage.postgres.leases import ALIVE
-from rxloop.storage.postgres.results import MAX_ROWS, convert, fetch_rows, parse_events
+from rxloop.storage.postgres.results import MAX_ROWS, convert, fetch_rows, make_parts, parse_events
 from rxloop.storage.postgres.rows import hash_labels, to_array
 from rxloop.storage.rules import find_owner_conditions, make_unknown_run_error
 from rxloop.storage.sql_rows import RECORD, FoldRow, RunRow, checksum, cover_runs, extend_mark, to_commands, to_record
@@ -294,22 +291,8 @@ async def read_conversation(
     if numbers := [run.number for run, fold in covered_runs if fold is None]:
         cursor = await connection.execute(address.sql(_EVENTS), (to_array(numbers),), binary=True)
         event_rows = await fetch_rows(cursor)
-    parts = await convert(partial(_make_parts, covered_runs), event_rows)
+    parts = await convert(partial(make_parts, covered_runs), event_rows)
     return ConversationPage(parts, extend_mark(after if has_mark else None, runs), from_start=not has_mark)
-
-
-def _make_parts(
-    covered_runs: Iterable[tuple[RunRow, RunFold | None]], event_rows: Sequence[Row]
-) -> list[RunFold | RunEvents]:
-    """Return the parts of a page, with the events of the runs without a fold."""
-    rows_of_runs = {number: [*rows] for number, rows in groupby(event_rows, key=itemgetter(0))}
-    parts: list[RunFold | RunEvents] = []
-    for run, fold in covered_runs:
-        # Later events are not included in the `seq` of the run row.
-        rows = [] if fold else [row for row in rows_of_runs.get(run.number, ()) if row[1] <= run.seq]
-        events = parse_events(run.task_id, rows)
-        parts.append(fold or RunEvents(run.task_id, run.idle and len(events) == run.seq, events))
-    return parts
 
 
 async def store_folds(
@@ -382,6 +365,9 @@ async def read_snapshot(
         # A pipeline would receive all rows at once.
         events = await connection.execute(address.sql(_NEW_EVENTS), values | {"seq": rows[-1][0]}, binary=True)
         rows += await fetch_rows(events)
+        # No command must be missing that was stored before the last event.
+        commands = await connection.execute(address.sql(_NEW_COMMANDS), values, binary=True)
+        command_rows = await commands.fetchall()
     position = next((position for position, record in enumerate(records) if record.task_id == task_id), None)
     if position is None or (len(rows) >= MAX_ROWS and rows[-1][0] < records[position].seq):
         # The run does not exist, or was deleted between the statements.

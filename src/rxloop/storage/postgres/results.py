@@ -1,17 +1,22 @@
-"""Results of queries that may have many rows."""
+"""Query results with many rows."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeVar
 
 from rxloop.errors import EventLogError
+from rxloop.pipeline.records import RunEvents
 from rxloop.protocol.events import Event
+from rxloop.state.run_state import RunFold
 from rxloop.storage.postgres.address import Cursor, Row
+from rxloop.storage.sql_rows import RunRow
 from rxloop.support.garbage import ignore_large_data
-from rxloop.support.threads import compute
+from rxloop.support.threads import THREADS, compute
 
 T = TypeVar("T")
 
@@ -38,7 +43,8 @@ async def convert(function: Callable[[Sequence[Row]], T], rows: Sequence[Row]) -
     """Call a function with event rows, in a thread if the rows are many or large."""
     # A single event may contain a long history.
     steps = len(rows) + sum(len(row[-1]) for row in rows[:MAX_ROWS]) // _BYTES_PER_STEP
-    return await compute(partial(function, rows), steps=steps)
+    # The caller has reserved a connection, so do not wait for other computations.
+    return await compute(partial(function, rows), steps=steps, threads=THREADS)
 
 
 def parse_events(task_id: str, rows: Iterable[Row]) -> list[Event]:
@@ -61,3 +67,25 @@ def parse_events(task_id: str, rows: Iterable[Row]) -> list[Event]:
                 retryable=False,
             ) from error
     return events
+
+
+def make_parts(
+    covered_runs: Iterable[tuple[RunRow, RunFold | None]], event_rows: Sequence[Row]
+) -> list[RunFold | RunEvents]:
+    """Return the parts of a conversation page. Runs without a fold are returned as events.
+
+    Args:
+        covered_runs: Runs with their folds.
+        event_rows: Rows of the events of the other runs, in the order of the runs. They start with the run number.
+
+    Raises:
+        EventLogError: If an event cannot be parsed.
+    """
+    rows_of_runs = {number: [*rows] for number, rows in groupby(event_rows, key=itemgetter(0))}
+    parts: list[RunFold | RunEvents] = []
+    for run, fold in covered_runs:
+        # Later events are not included in the `seq` of the run row.
+        rows = [] if fold else [row for row in rows_of_runs.get(run.number, ()) if row[1] <= run.seq]
+        events = parse_events(run.task_id, rows)
+        parts.append(fold or RunEvents(run.task_id, run.idle and len(events) == run.seq, events))
+    return parts
