@@ -29,7 +29,7 @@ from rxloop.run.handle import Run
 from rxloop.run.ownership import OwnedRuns, RunHold
 from rxloop.run.result import Result
 from rxloop.run.spec import Instructions, RunSpec
-from rxloop.support.tasks import close_all, wait_all
+from rxloop.support.tasks import close_all, has_running_loop, wait_all
 from rxloop.tools.agent_tools import AgentTools, AnyTool
 from rxloop.tools.function import FunctionTool
 from rxloop.tools.output import Output, make_output
@@ -177,11 +177,7 @@ class AgentDefinition:
 
     def run_sync(self, make_run: Callable[[], Run[O]]) -> Result[O]:
         """Execute a run in a new event loop, then close its resources. See `Agent.run_sync`."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
+        if has_running_loop():
             raise RxloopError("run_sync() must not be called in a running event loop; use `await agent.run(...)`")
 
         async def main() -> Result[O]:

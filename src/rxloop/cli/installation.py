@@ -1,12 +1,15 @@
-"""Commands for installing rxloop with extras."""
+"""Commands for installing rxloop with extras, and checks of installed packages."""
 
 from __future__ import annotations
 
 import json
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from rxloop.errors import ConfigurationError
 
 
 def make_install_command(extra: str) -> str:
@@ -40,3 +43,17 @@ def format_install_command(extra: str, origin: str | None) -> str:
     if vcs := details.get("vcs_info", {}).get("vcs"):
         url = f"{vcs}+{url}"
     return f'pip install "rxloop[{extra}] @ {url}"'
+
+
+def check_server_packages(feature: str) -> None:
+    """Check that the packages of the HTTP server are installed.
+
+    Args:
+        feature: Command or option that needs the server.
+
+    Raises:
+        ConfigurationError: Starlette or uvicorn is not installed.
+    """
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigurationError(f'{feature} needs {package}, which is not installed: pip install "rxloop[serve]"')

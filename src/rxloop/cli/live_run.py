@@ -38,6 +38,7 @@ from rxloop.cli.terminal import (
 from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.events import Event, InputRequiredEvent, PendingInput
+from rxloop.protocol.ids import make_id
 from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.storage import MemoryEventLog
@@ -302,7 +303,7 @@ async def open_session(
         raise ConfigurationError(f"{option} requires the database and cannot be combined with --no-log")
     async with contextlib.AsyncExitStack() as stack:
         log: EventLog
-        conversation: ConversationOptions = {"context_id": _create_context_id(), "owner": None}
+        conversation: ConversationOptions = {"context_id": make_id(), "owner": None}
         if earlier is not None:
             log = await stack.enter_async_context(open_database(selection.db))
             last = await find_last_run(log, earlier)
@@ -329,9 +330,3 @@ def _is_approval(question: PendingInput) -> bool:
 async def _find_model(log: EventLog, task_id: str) -> str | None:
     event = await read_first_event(log, task_id)
     return event.model if event is not None else None
-
-
-def _create_context_id() -> str:
-    import uuid6
-
-    return str(uuid6.uuid7())

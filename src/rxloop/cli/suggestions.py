@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import typer
-
-if TYPE_CHECKING:
-    from rxloop.pipeline.records import RunRecord
 
 _MAX_RUNS = 30
 _MAX_HELP_LENGTH = 50
@@ -44,16 +39,12 @@ async def _read_recent_runs(database: str | None) -> list[tuple[str, str]]:
         records = await log.list_runs()
         short = shorten_ids([record.task_id for record in records])
         rows: list[tuple[str, str]] = []
-        for record in _newest(records):
+        for record in list(records)[: -_MAX_RUNS - 1 : -1]:
             first = await read_first_event(log, record.task_id)
             question = first.messages[-1].text if first is not None and first.messages else ""
             text = " ".join(_UNSAFE.sub(" ", question).split())[:_MAX_HELP_LENGTH]
             rows.append((short[record.task_id], f"{record.state} {text}"))
     return rows
-
-
-def _newest(records: Iterable[RunRecord]) -> list[RunRecord]:
-    return list(records)[: -_MAX_RUNS - 1 : -1]
 
 
 def suggest_models(incomplete: str) -> list[str]:

@@ -144,7 +144,8 @@ class Server:
                     raise _make_redirect_error(response)
                 yield response
         except httpx.HTTPError as error:
-            raise _make_connection_error(error) from error
+            message = f"cannot reach the server: {type(error).__name__}: {error}"
+            raise ApiError(message, code="connection") from error
 
     async def read_body(self, response: httpx.Response) -> bytes:
         """Read the body of a response.
@@ -252,11 +253,6 @@ class Requests:
 def make_run_path(task_id: str) -> str:
     """Return the path of a run."""
     return f"runs/{quote(task_id, safe='')}"
-
-
-def _make_connection_error(error: Exception) -> ApiError:
-    """Return the error for a failed connection."""
-    return ApiError(f"cannot reach the server: {type(error).__name__}: {error}", code="connection")
 
 
 def _make_redirect_error(response: httpx.Response) -> ApiError:

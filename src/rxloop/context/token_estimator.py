@@ -111,10 +111,6 @@ text_tokens = cache_short_strings(_estimate)
 """Token estimation for strings, including a cache for short strings."""
 
 
-def _arguments(message: Message) -> list[str]:
-    return [call.raw if call.raw is not None else _json(call.arguments) for call in message.tool_calls]
-
-
 def _json(value: dict[str, Any]) -> str:
     # orjson rejects integers beyond 64 bits.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
@@ -132,7 +128,8 @@ def _message_tokens(message: Message, size: Callable[[str], float]) -> float:
     tokens = _MESSAGE + size(message.text) + _parts(message)
     if message.reasoning:
         tokens += size(message.reasoning)
-    for call, arguments in zip(message.tool_calls, _arguments(message), strict=True):
+    for call in message.tool_calls:
+        arguments = call.raw if call.raw is not None else _json(call.arguments)
         tokens += _CALL + size(call.name) + size(arguments)
     return tokens
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Any, Self, cast
 
 from typing_extensions import override
@@ -22,6 +21,7 @@ from rxloop.protocol.messages import Prompt
 from rxloop.stream.readers import merge
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import Stream
+from rxloop.support.tasks import has_running_loop
 
 Variants = Agent[Any, Any] | Mapping[str, "Agent[Any, Any] | Variant"]
 
@@ -58,11 +58,7 @@ class Experiment(Plan):
 
     def run_sync(self) -> Report:
         """Run the experiment in a new event loop and close its agents. Intended for scripts."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
+        if has_running_loop():
             raise RxloopError("run_sync() must not be called in a running event loop; use `await experiment.run()`")
 
         async def main() -> Report:
@@ -79,9 +75,7 @@ class Experiment(Plan):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
 

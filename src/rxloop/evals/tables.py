@@ -12,7 +12,7 @@ import orjson
 
 from rxloop.errors import ConfigurationError
 from rxloop.evals.scorer import Score
-from rxloop.evals.trials import CaseChange, Change, Trial, Trials, bootstrap
+from rxloop.evals.trials import Change, Trial, Trials, bootstrap
 from rxloop.support.text import to_one_line, to_visible
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def list_comparison_notes(changes: Sequence[Change], left_out: Sequence[str]) ->
     """
     for change in (each for each in changes if each.better == "higher"):
         for case in change.regressions[:_MAX_LISTED_CASES]:
-            yield f"- {_format_name(change)}, {_to_line(case.case)}: {_format_case_change(case)}"
+            means = f"{format_number(case.before)} > {format_number(case.after)}"
+            yield f"- {_format_name(change)}, {_to_line(case.case)}: {means}"
         if len(change.regressions) > _MAX_LISTED_CASES:
             yield f"- {_format_name(change)}: and {len(change.regressions) - _MAX_LISTED_CASES} more cases are worse"
     for reason in left_out:
@@ -145,10 +146,6 @@ def _format_name(change: Change) -> str:
     before, after = change.variant
     variant = before if before == after else f"{before} > {after}"
     return f"{_to_line(change.scorer)} ({_to_line(variant)})"
-
-
-def _format_case_change(case: CaseChange) -> str:
-    return f"{format_number(case.before)} > {format_number(case.after)}"
 
 
 def _to_line(text: str, width: int = 60) -> str:

@@ -142,7 +142,8 @@ def _is_value(text: str) -> bool:
         return False
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Return True if the text is strict JSON."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -152,11 +153,11 @@ def _is_json(text: str) -> bool:
 
 def _strict(text: str) -> str:
     """Return the text unchanged if it is strict JSON, so that numbers keep their digits."""
-    if _is_json(text):
+    if is_json(text):
         return text
     value: Any = json.loads(text, strict=False)
     strict = json.dumps(value, ensure_ascii=False)
     # Only control characters are corrected. Python 3.13 also reads what is nested too deeply for orjson.
-    if not _is_json(strict):
+    if not is_json(strict):
         raise ValueError("the value is nested too deeply")
     return strict

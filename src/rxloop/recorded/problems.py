@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rxloop.operators.views.repeats import Repeat, digest_call
@@ -107,19 +107,7 @@ class ProblemFold:
         last = self.last
         if now is not None and last is not None and not ends_attempt(last):
             drafts += self._find_stalls(last, now, None)
-        problems = [
-            RunProblem(
-                code=draft.code,
-                task_id=task_id,
-                seq=draft.seq,
-                until=draft.until,
-                seconds=draft.seconds,
-                count=draft.count,
-                name=draft.name,
-                text=draft.text,
-            )
-            for draft in drafts
-        ]
+        problems = [RunProblem(task_id=task_id, **asdict(draft)) for draft in drafts]
         return sorted(problems, key=lambda problem: problem.seq)
 
     def _note(self, code: ProblemCode, event: Event, text: str, **fields: Any) -> _Draft:

@@ -16,7 +16,7 @@ from rxloop.protocol.messages import Usage
 from rxloop.stream.rx import ColdObservable, PipelineStopped, RunScheduler
 from rxloop.stream.scope import ScopeOwner, log_failure
 from rxloop.support.foreign_errors import leave_to_loop, to_error
-from rxloop.support.tasks import close_iterator
+from rxloop.support.tasks import close_iterator, has_running_loop
 
 if TYPE_CHECKING:
     from anyio import CancelScope
@@ -151,7 +151,7 @@ class _TaskSubscription:
         except Exception as error:
             self._end(error)
         except BaseException as error:
-            if isinstance(error, GeneratorExit) and not _has_loop():
+            if isinstance(error, GeneratorExit) and not has_running_loop():
                 # The task was garbage-collected after closing its loop.
                 raise
             if _contains_pause(error):
@@ -217,14 +217,6 @@ class _TaskSubscription:
 def _contains_pause(error: BaseException) -> bool:
     """Return True if an exception group contains `Paused`, because a question was asked in a task group."""
     return isinstance(error, BaseExceptionGroup) and cast("Any", error).subgroup(Paused) is not None
-
-
-def _has_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def from_async_iter(

@@ -18,6 +18,7 @@ from rxloop.stream.rx import RunScheduler
 from rxloop.stream.scope import get_running_loop
 from rxloop.stream.sources import select_events
 from rxloop.support.misuse import check_argument, check_minimum
+from rxloop.support.tasks import has_running_loop
 
 
 class Readable(Protocol):
@@ -210,7 +211,7 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
         # Views such as `subscribe_on` may move the subscription from a GUI thread to the event loop.
-        default = None if self._piped and not _has_loop() else self._hold.scheduler()
+        default = None if self._piped and not has_running_loop() else self._hold.scheduler()
         release = self._hold.keep()
         # The observer is already wrapped by `subscribe`.
         try:
@@ -292,14 +293,6 @@ def check_view(operator: Any) -> None:
 def _make_factory_error(operator: Callable[..., Any]) -> ConfigurationError:
     name = getattr(operator, "__name__", repr(operator))
     return ConfigurationError(f"a stream must be piped through views, got the function {name}; call it: {name}(...)")
-
-
-def _has_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 class _StartingSource(Observable[T], Generic[T]):

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.run.log_writer import LOG_TASK
-from rxloop.support.tasks import CLOCK
+from rxloop.support.tasks import CLOCK, has_running_loop
 from rxloop.support.threads import THREAD_NAME
 
 SECOND = 1_000_000_000
@@ -332,11 +332,7 @@ def virtual_time(*, real_timeout: float = 5.0) -> Generator[VirtualTime]:
     """
     if _active:
         raise RxloopError("virtual_time() must not be nested")
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
+    if has_running_loop():
         raise RxloopError("virtual_time() creates an event loop; use it in a plain `def`, not in `async def`")
     loop = VirtualLoop(real_timeout)
     time = VirtualTime(loop)

@@ -142,25 +142,17 @@ def make_output(output_type: Any, mode: OutputMode = "auto") -> Output:
 def _find_json(text: str) -> str:
     """Extract JSON from plain text, a code fence or surrounding prose."""
     # Imported lazily, because most answers are plain text.
-    from rxloop.protocol.lenient import find_json, unfence
+    from rxloop.protocol.lenient import find_json, is_json, unfence
 
     body = unfence(text)
-    return body if _is_json(body) else find_json(text) or body
+    return body if is_json(body) else find_json(text) or body
 
 
 def is_read_leniently(text: str) -> bool:
     """Return True if only a part of the text is JSON. A plain code fence around the JSON does not count."""
-    from rxloop.protocol.lenient import find_json, unfence
+    from rxloop.protocol.lenient import find_json, is_json, unfence
 
-    return not _is_json(unfence(text)) and find_json(text) is not None
-
-
-def _is_json(text: str) -> bool:
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return True
+    return not is_json(unfence(text)) and find_json(text) is not None
 
 
 def make_adapter(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:

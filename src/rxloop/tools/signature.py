@@ -20,6 +20,7 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.model import thaw
 from rxloop.support.json_schema import VALUE_ERROR, close_objects, explain_schema_error, map_subschemas
+from rxloop.support.text import shorten_repr
 from rxloop.tools.docstring import parse
 from rxloop.tools.execution import describe, find_function, list_parameters, read_docstring, read_signature
 
@@ -138,7 +139,7 @@ def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[st
                 lines.append(f"- {path}: required, but missing")
             else:
                 lines.append(
-                    f"- {path}: {problem['msg'].removeprefix(VALUE_ERROR)} (got {_abbreviate(problem['input'])})"
+                    f"- {path}: {problem['msg'].removeprefix(VALUE_ERROR)} (got {shorten_repr(problem['input'], 80)})"
                 )
         failure = ToolError("\n".join(lines))
         failure.code = "invalid_arguments"
@@ -302,8 +303,3 @@ def _format_path(location: tuple[int | str, ...]) -> str:
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path or "arguments"
-
-
-def _abbreviate(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -162,7 +162,8 @@ class ThinkAloud:
             return requested
         if self.config.duplicates == "refuse":
             raise ToolError(f"thought_id: {requested!r} is taken. Choose another one, or leave it out.")
-        return _find_free_id((f"{requested}-{n}" for n in itertools.count(2)), state)
+        numbered = (f"{requested}-{n}" for n in itertools.count(2))
+        return next(thought_id for thought_id in numbered if not _is_known(thought_id, state))
 
     def _find_published(self, values: _Arguments, ctx: RunContext[Any]) -> ThoughtStreamEvent | None:
         """Find the thought published by the same call in an earlier attempt."""
@@ -207,10 +208,6 @@ def _clean_id(text: str | None) -> str | None:
 
 def _is_known(id: str, state: RunState) -> bool:
     return id in state.thoughts or id in state.calls or id in state.earlier
-
-
-def _find_free_id(ids: Iterable[str], state: RunState) -> str:
-    return next(thought_id for thought_id in ids if not _is_known(thought_id, state))
 
 
 def _make_warning(related_to: str | None, state: RunState) -> str | None:

@@ -58,7 +58,7 @@ def new(
         except FileExistsError:
             raise ConfigurationError(f"{name!r} already exists; choose another name, or delete it first") from None
         count = 0
-        for path, text in _read_template(template):
+        for path, text in _read_folder(files("rxloop.cli") / "templates" / template.value, ""):
             file = folder / path.replace("@MODULE@", module)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text.replace("@NAME@", name).replace("@MODULE@", module), encoding="utf-8")
@@ -86,12 +86,8 @@ def _make_module_name(name: str) -> str:
     return module
 
 
-def _read_template(template: Template) -> Iterator[tuple[str, str]]:
-    """Yield relative paths and contents of template files."""
-    yield from _read_folder(files("rxloop.cli") / "templates" / template.value, "")
-
-
 def _read_folder(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield relative paths and contents of template files."""
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         if entry.is_dir():
             yield from _read_folder(entry, f"{prefix}{entry.name}/")

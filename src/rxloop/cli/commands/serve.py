@@ -9,13 +9,13 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rxloop.cli import options
+from rxloop.cli.installation import check_server_packages
 from rxloop.cli.service import Cluster, log_requests, open_runtime, open_worker, write_logs
 from rxloop.cli.service.credentials import KEYS_VARIABLE, check_address, check_metrics_key, is_local, read_keys
 from rxloop.cli.terminal import CANCELLED, report_errors
@@ -190,7 +190,7 @@ def serve(
     Exit codes: 0 graceful shutdown, 1 error, 2 invalid usage, 130 immediate exit.
     """
     with report_errors():
-        _check_packages("rxloop serve")
+        check_server_packages("rxloop serve")
         keys = access.read_keys(protocols)
         typed = options.list_typed_options(ctx)
         for name in ("program_version", "session_db"):
@@ -201,12 +201,6 @@ def serve(
         runtime_context = open_runtime(agent, db, is_explicit="db" in typed, cluster=cluster)
         with write_logs(json=json):
             asyncio.run(_run_server(runtime_context, protocols, access, keys, grace))
-
-
-def _check_packages(feature: str) -> None:
-    for package in ("starlette", "uvicorn"):
-        if find_spec(package) is None:
-            raise ConfigurationError(f'{feature} needs {package}, which is not installed: pip install "rxloop[serve]"')
 
 
 async def _run_server(
@@ -289,7 +283,7 @@ def worker(
     """
     with report_errors():
         if metrics.metrics_port is not None:
-            _check_packages("--metrics-port")
+            check_server_packages("--metrics-port")
             metrics.read_keys()
         cluster = Cluster(db, session_db, tenant_limit, program_version)
         runtime_context = open_worker(

@@ -8,7 +8,6 @@ import sys
 import webbrowser
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +17,8 @@ from rxloop.agents.agent import Agent
 from rxloop.cli import options
 from rxloop.cli.database import open_database
 from rxloop.cli.demo import find_program
+from rxloop.cli.installation import check_server_packages
 from rxloop.cli.terminal import report_errors, write
-from rxloop.errors import ConfigurationError
 from rxloop.evals.case import Case
 from rxloop.runtime.runtime import Runtime
 from rxloop.storage import MemoryEventLog
@@ -53,22 +52,11 @@ def view(
     Exit codes: 0 stopped, 1 error, 2 invalid usage.
     """
     with report_errors():
-        check_packages("rxloop view")
+        check_server_packages("rxloop view")
         if cases is not None and cases.exists():
             # An invalid file is reported now instead of by the first case.
             Case.read(cases)
         asyncio.run(_serve(open_database(db), port, cases, opens=not no_open))
-
-
-def check_packages(command: str) -> None:
-    """Check the dependencies of the local server.
-
-    Raises:
-        ConfigurationError: Starlette or uvicorn is not installed.
-    """
-    for package in ("starlette", "uvicorn"):
-        if find_spec(package) is None:
-            raise ConfigurationError(f'{command} needs {package}, which is not installed: pip install "rxloop[serve]"')
 
 
 async def _serve(
@@ -108,7 +96,7 @@ def view_demo(question: str, port: int, *, opens: bool) -> None:
         opens: True to open the browser.
     """
     with report_errors():
-        check_packages("rxloop demo --view")
+        check_server_packages("rxloop demo --view")
         program = runpy.run_path(str(find_program()))
         asyncio.run(_serve_demo(program["make_agent"](), question or program["QUESTION"], port, opens=opens))
 

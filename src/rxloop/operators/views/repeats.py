@@ -7,13 +7,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import ToolCall
 from rxloop.support.misuse import check_minimum
+from rxloop.support.text import shorten_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Repeat:
         # This text is shown to clients when it is used as the reason of a cancel.
         if self.call.hidden:
             return f"a hidden call was asked for {self.count} times with the same arguments"
-        arguments = ", ".join(f"{name}={_short(value)}" for name, value in self.call.arguments.items())
+        arguments = ", ".join(f"{name}={shorten_repr(value, 60)}" for name, value in self.call.arguments.items())
         return f"{self.call.name}({arguments}) was asked for {self.count} times"
 
 
@@ -121,8 +121,3 @@ def digest_call(call: ToolCall) -> bytes:
     return blake2b(
         f"{call.name}\0{call.error is None}\0{text}".encode(errors="backslashreplace"), digest_size=16
     ).digest()
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -31,66 +31,63 @@ _DOCUMENTS = (
 )
 """Document types that OpenAI's Responses API accepts."""
 
-_serving = partial(
-    Preset,
+_cautious = partial(Preset, strict=False, response_format_with_tools=False, files=())
+"""Preset for vendors whose support of schemas and files is not clear."""
+
+_thinking = partial(
+    _cautious,
+    effort="thinking",
+    reasoning_field="reasoning_content",
     parallel_tool_calls=False,
-    strict=False,
-    response_format_with_tools=False,
-    files=(),
-    strip=TEMPLATE_TOKENS,
+    response_format="json_object",
 )
+"""Preset for vendors that require reasoning to be sent back. DeepSeek rejects tool calls without it."""
+
+_openai = partial(
+    Preset,
+    base_url="https://api.openai.com/v1",
+    url_env="OPENAI_BASE_URL",
+    key_env="OPENAI_API_KEY",
+    default_model="gpt-5",
+    file_store="openai",
+)
+"""Preset for all APIs of OpenAI."""
+
+_openai_chat = partial(_openai, longest_call_id=40, max_tokens_field="max_completion_tokens", audio_models="audio")
+"""Preset for OpenAI's Chat Completions API."""
+
+_azure = partial(
+    Preset,
+    base_url=None,
+    url_env="AZURE_OPENAI_ENDPOINT",
+    version_env="OPENAI_API_VERSION",
+    key_env="AZURE_OPENAI_API_KEY",
+    key_header="api-key",
+    token_source=True,
+    hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
+)
+"""Preset for all APIs of Azure OpenAI."""
+
+_serving = partial(_cautious, parallel_tool_calls=False, strip=TEMPLATE_TOKENS)
 """Preset for hosting open models."""
 
 _KNOWN = (
     # Model vendors.
-    Preset(
+    _thinking(
         name="zai",
         base_url="https://api.z.ai/api/paas/v4",
         url_env="ZAI_BASE_URL",
         key_env="ZAI_API_KEY",
         default_model="glm-4.7",
-        effort="thinking",
-        reasoning_field="reasoning_content",
-        parallel_tool_calls=False,
-        strict=False,
-        response_format="json_object",
-        response_format_with_tools=False,
-        files=(),
     ),
-    Preset(
-        name="openai",
-        base_url="https://api.openai.com/v1",
-        url_env="OPENAI_BASE_URL",
-        key_env="OPENAI_API_KEY",
-        default_model="gpt-5",
-        wire="openai",
-        longest_call_id=40,
-        max_tokens_field="max_completion_tokens",
-        file_store="openai",
-        audio_models="audio",
-    ),
-    Preset(
+    _openai_chat(name="openai", wire="openai"),
+    _openai(
         name="openai_responses",
-        base_url="https://api.openai.com/v1",
-        url_env="OPENAI_BASE_URL",
-        key_env="OPENAI_API_KEY",
-        default_model="gpt-5",
         wire="openai_responses",
         thought_tags=(),
         files=_DOCUMENTS,
-        file_store="openai",
     ),
-    Preset(
-        name="openai_chat",
-        base_url="https://api.openai.com/v1",
-        url_env="OPENAI_BASE_URL",
-        key_env="OPENAI_API_KEY",
-        default_model="gpt-5",
-        longest_call_id=40,
-        max_tokens_field="max_completion_tokens",
-        file_store="openai",
-        audio_models="audio",
-    ),
+    _openai_chat(name="openai_chat"),
     Preset(
         name="anthropic",
         base_url="https://api.anthropic.com",
@@ -120,49 +117,27 @@ _KNOWN = (
         wire="anthropic_bedrock",
         thought_tags=(),
     ),
-    Preset(
+    _azure(
         name="azure",
-        base_url=None,
-        url_env="AZURE_OPENAI_ENDPOINT",
         api_version="2024-10-21",
-        version_env="OPENAI_API_VERSION",
-        key_env="AZURE_OPENAI_API_KEY",
-        key_header="api-key",
-        token_source=True,
         longest_call_id=40,
         max_tokens_field="max_completion_tokens",
-        hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
         audio_models="audio",
     ),
-    Preset(
+    _azure(
         name="azure_responses",
-        base_url=None,
-        url_env="AZURE_OPENAI_ENDPOINT",
         api_version="",
-        version_env="OPENAI_API_VERSION",
-        key_env="AZURE_OPENAI_API_KEY",
-        key_header="api-key",
-        token_source=True,
         wire="openai_responses",
         thought_tags=(),
-        hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
         file_store="openai",
     ),
-    Preset(
+    _thinking(
         name="deepseek",
         base_url="https://api.deepseek.com",
         key_env="DEEPSEEK_API_KEY",
         default_model="deepseek-flash",
-        effort="thinking",
-        # DeepSeek rejects tool calls without their original reasoning.
-        reasoning_field="reasoning_content",
-        parallel_tool_calls=False,
-        strict=False,
-        response_format="json_object",
-        response_format_with_tools=False,
-        files=(),
     ),
-    Preset(
+    _cautious(
         name="mistral",
         base_url="https://api.mistral.ai/v1",
         key_env="MISTRAL_API_KEY",
@@ -170,37 +145,25 @@ _KNOWN = (
         seed_field="random_seed",
         # Mistral rejects unknown fields. It always sends the usage with the last chunk.
         stream_options=False,
-        strict=False,
-        response_format_with_tools=False,
         assistant_after_tool=True,
         short_call_ids=True,
         file_part="document_url",
         file_urls=True,
         files=("application/pdf", f"{_OFFICE}presentationml.presentation", f"{_OFFICE}wordprocessingml.document"),
     ),
-    Preset(
+    _cautious(
         name="xai",
         base_url="https://api.x.ai/v1",
         key_env="XAI_API_KEY",
         default_model="grok-4.5",
-        strict=False,
-        response_format_with_tools=False,
-        files=(),
     ),
-    Preset(
+    _thinking(
         name="moonshot",
         base_url="https://api.moonshot.ai/v1",
         url_env="MOONSHOT_BASE_URL",
         key_env="MOONSHOT_API_KEY",
         default_model="kimi-k2.6",
         max_tokens_field="max_completion_tokens",
-        effort="thinking",
-        reasoning_field="reasoning_content",
-        parallel_tool_calls=False,
-        strict=False,
-        response_format="json_object",
-        response_format_with_tools=False,
-        files=(),
         image_urls=False,
     ),
     Preset(
@@ -223,16 +186,13 @@ _KNOWN = (
         wire="google_gemini",
         thought_tags=(),
     ),
-    Preset(
+    _cautious(
         name="google_chat",
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
         key_env="GEMINI_API_KEY",
         other_key_env="GOOGLE_API_KEY",
         default_model="gemini-3.5-flash",
-        strict=False,
         extra_content=True,
-        response_format_with_tools=False,
-        files=(),
         audio_models="",
     ),
     # Gateways and hosting services.

@@ -9,7 +9,6 @@ import re
 import sys
 import threading
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
@@ -149,9 +148,7 @@ class _StreamWrapper:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
 

@@ -109,9 +109,7 @@ def _make_think_tool() -> types.Tool:
             {**_OFFICIAL_FIELDS, "sessionId": _TEXT, "summary": _TEXT, "warnings": _WARNINGS}, list(_OFFICIAL_FIELDS)
         ),
         # Each call only adds a thought.
-        annotations=types.ToolAnnotations(
-            read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
-        ),
+        annotations=_annotate(),
     )
 
 
@@ -121,9 +119,7 @@ def _make_strategic_tool(definition: ToolDefinition) -> types.Tool:
         title="Strategic Thinking",
         description=definition.description,
         input_schema=definition.parameters,
-        annotations=types.ToolAnnotations(
-            read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
-        ),
+        annotations=_annotate(),
     )
 
 
@@ -155,9 +151,7 @@ def _make_history_tool() -> types.Tool:
             },
             ["sessionId", "status", "thoughtHistoryLength", "branches", "thoughts"],
         ),
-        annotations=types.ToolAnnotations(
-            read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-        ),
+        annotations=_annotate(read_only=True, idempotent=True),
     )
 
 
@@ -174,9 +168,13 @@ def _make_clear_tool() -> types.Tool:
             },
             ["sessionId", "forgotten"],
         ),
-        annotations=types.ToolAnnotations(
-            read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
-        ),
+        annotations=_annotate(destructive=True, idempotent=True),
+    )
+
+
+def _annotate(*, read_only: bool = False, destructive: bool = False, idempotent: bool = False) -> types.ToolAnnotations:
+    return types.ToolAnnotations(
+        read_only_hint=read_only, destructive_hint=destructive, idempotent_hint=idempotent, open_world_hint=False
     )
 
 

@@ -75,7 +75,7 @@ class CompletionFold:
 
     def make_completion(self) -> Json:
         """Return the complete chat completion."""
-        message: Json = {"role": "assistant", "content": self._join_content(), "refusal": None}
+        message: Json = {"role": "assistant", "content": _SEPARATOR.join(self._join_steps().values()), "refusal": None}
         offsets, length = dict[str, int](), 0
         for step, text in self._join_steps().items():
             offsets[step] = length
@@ -120,9 +120,6 @@ class CompletionFold:
     def _emit_content(self, text: str) -> None:
         self._length += len(text)
         self._chunk({"content": text})
-
-    def _join_content(self) -> str:
-        return _SEPARATOR.join(self._join_steps().values())
 
     def _join_steps(self) -> dict[str, str]:
         steps: dict[str, list[str]] = {}

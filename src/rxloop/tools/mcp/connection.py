@@ -247,17 +247,12 @@ class _ObservedTransport:
         return await self._inner.__aexit__(*error)
 
 
-class _Write:
-    """The stream to the server. Reports each message before sending it."""
+class _ObservedStream:
+    """A stream that reports its messages."""
 
-    def __init__(self, inner: Any, sent: OnMessage) -> None:
+    def __init__(self, inner: Any, on_message: OnMessage) -> None:
         self._inner = inner
-        self._sent = sent
-
-    async def send(self, item: Any) -> None:
-        """Send a message."""
-        self._sent(getattr(item, "message", None))
-        await self._inner.send(item)
+        self._on_message = on_message
 
     async def aclose(self) -> None:
         """Close the stream."""
@@ -275,12 +270,20 @@ class _Write:
         return await self._inner.__aexit__(*error)
 
 
-class _Read:
+class _Write(_ObservedStream):
+    """The stream to the server. Reports each message before sending it."""
+
+    async def send(self, item: Any) -> None:
+        """Send a message."""
+        self._on_message(getattr(item, "message", None))
+        await self._inner.send(item)
+
+
+class _Read(_ObservedStream):
     """Ordered server message stream. The SDK otherwise reports changes after subsequent results."""
 
     def __init__(self, inner: Any, on_message: OnMessage, closed: Callable[[], None]) -> None:
-        self._inner = inner
-        self._on_message = on_message
+        super().__init__(inner, on_message)
         self._closed = closed
 
     @property
@@ -306,18 +309,3 @@ class _Read:
 
     async def __anext__(self) -> Any:
         return await self._next(self._inner.__anext__)
-
-    async def aclose(self) -> None:
-        """Close the stream."""
-        await self._inner.aclose()
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._inner.close()
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> bool | None:
-        return await self._inner.__aexit__(*error)

@@ -151,7 +151,8 @@ def _find_obstacle(parts: _Parts, takes_reasoning: bool) -> str | None:
     if not numbers <= parts.heads.keys():
         return "pieces of unknown items"
     fields_of = {number: as_object(head.get("fields")) for number, head in parts.heads.items()}
-    answered_ids = {as_text(fields.get("call_id")) for fields in fields_of.values() if _is_output(fields)}
+    outputs = [fields for fields in fields_of.values() if as_text(fields.get("type")).endswith("_output")]
+    answered_ids = {as_text(fields.get("call_id")) for fields in outputs}
     for number, fields in fields_of.items():
         kind = as_text(fields.get("type"))
         if kind == "reasoning":
@@ -175,10 +176,6 @@ def _find_obstacle(parts: _Parts, takes_reasoning: bool) -> str | None:
         # Trailing reasoning is rejected, for example after truncation.
         return "reasoning without an answer"
     return None
-
-
-def _is_output(fields: dict[str, Any]) -> bool:
-    return as_text(fields.get("type")).endswith("_output")
 
 
 def _restore_item(number: int, head: dict[str, Any], parts: _Parts) -> Item:

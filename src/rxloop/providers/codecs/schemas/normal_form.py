@@ -8,6 +8,7 @@ from typing import Any, cast
 from urllib.parse import unquote, urldefrag, urljoin
 
 from rxloop.providers.codecs.schemas.keyword_values import NORMALISERS, is_json
+from rxloop.support.text import shorten_repr
 
 Schema = dict[str, Any]
 
@@ -101,7 +102,7 @@ class _Normaliser:
                 self._notes.add(location, f"{schema!r} is sent as {{}}")
             return {}
         if not isinstance(schema, dict):
-            self._notes.add(location, f"{_shorten_repr(schema)} is not a schema, so it accepts anything")
+            self._notes.add(location, f"{shorten_repr(schema, 60)} is not a schema, so it accepts anything")
             return {}
         if depth > MAX_DEPTH:
             self._notes.add(location, "it is nested too deeply, so it accepts anything")
@@ -162,7 +163,7 @@ class _Normaliser:
             else:
                 result[key] = normalised
                 if normalised != value:
-                    self._notes.add(path, f"{_shorten_repr(value)} is sent as {_shorten_repr(normalised)}")
+                    self._notes.add(path, f"{shorten_repr(value, 60)} is sent as {shorten_repr(normalised, 60)}")
         elif is_json(value):
             result[key] = value
         else:
@@ -179,7 +180,7 @@ class _Normaliser:
         }
 
     def _drop(self, path: str, value: Any) -> None:
-        self._notes.add(path, f"{_shorten_repr(value)} is not a valid value and is left out")
+        self._notes.add(path, f"{shorten_repr(value, 60)} is not a valid value and is left out")
 
     def _normalise_bounds(self, result: Schema, location: str) -> None:
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -245,7 +246,7 @@ class _Normaliser:
         own = address == self._identity and (not pointer or pointer.startswith("/"))
         target = (self._resolve_pointer(path) if own else None) or self._find_address(address, pointer, path)
         if target is None:
-            self._notes.add(location, f"nothing is at {_shorten_repr(value)}, so it accepts anything")
+            self._notes.add(location, f"nothing is at {shorten_repr(value, 60)}, so it accepts anything")
             return
         if own and len(path) == 2 and path[0] in ("$defs", "definitions") and path[1] in self._get_shared(path[0], {}):
             name = path[1]
@@ -255,10 +256,10 @@ class _Normaliser:
                 name = self._moved_names[value] = self._make_name(path[-1] if path else pointer or "root")
                 self._used_names.add(name)
                 self._pending.append((name, target[0]))
-                self._notes.add(location, f"{_shorten_repr(value)} is sent as a schema of its own in $defs")
+                self._notes.add(location, f"{shorten_repr(value, 60)} is sent as a schema of its own in $defs")
         result["$ref"] = f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"
         if name not in self._used_names and result["$ref"] != value:
-            self._notes.add(location, f"{_shorten_repr(value)} is sent as {result['$ref']!r}")
+            self._notes.add(location, f"{shorten_repr(value, 60)} is sent as {result['$ref']!r}")
 
     def _resolve_pointer(self, path: list[str]) -> tuple[Any] | None:
         node: Any = self._root
@@ -391,8 +392,3 @@ def _infer_type(schema: Schema) -> str | None:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:120]}...{text[-70:]}"
-
-
-def _shorten_repr(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
