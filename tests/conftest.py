@@ -5,7 +5,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 
 # The order matters, because services uses postgres.
@@ -30,9 +29,3 @@ def pytest_collection_finish() -> None:
     """Exclude the collected tests from later garbage collections, which would take longer than most tests."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Free the garbage of a file after its last test, because an unclosed connection would fail an unrelated test."""
-    if nextitem is None or nextitem.path != item.path:
-        gc.collect()

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import uvicorn
 from typing_extensions import override
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
 from rxloop.cli.service.process import get_url, open_listener
@@ -31,7 +32,15 @@ TRUSTED = bearer({f"{name}-key": Principal(name, frozenset({"internal"})) for na
 
 class _Server(uvicorn.Server):
     def __init__(self, app: Any) -> None:
-        super().__init__(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        self.transports = transports = list[asyncio.Transport]()
+        """All transports, including those that uvicorn no longer tracks."""
+
+        class Protocol(AutoHTTPProtocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                transports.append(cast("asyncio.Transport", transport))
+                super().connection_made(transport)
+
+        super().__init__(uvicorn.Config(app, log_level="critical", lifespan="off", http=Protocol))
         self.accepts = asyncio.Event()
         self.stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -77,6 +86,10 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
             server.stopping.set()
             await task
             await abort_connections(server)
+            for transport in server.transports:
+                transport.abort()
+            # The event loop closes aborted connections in its next turn.
+            await asyncio.sleep(0)
 
 
 class RunningApi:
