@@ -35,6 +35,9 @@ async def serve_connections(handle: Handler, host: str = "127.0.0.1", **options:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        # A connection that has just been accepted is added in one of the next turns.
+        for _ in range(3):
+            await asyncio.sleep(0)
         for task, writer in connections.items():
             task.cancel()
             writer.transport.abort()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from psycopg.conninfo import conninfo_to_dict
+
+from support.tcp_server import serve_connections
 
 
 @asynccontextmanager
@@ -41,6 +43,7 @@ class Proxy:
         self.passes.set()
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._server = AsyncExitStack()
 
     async def start(self, address: str) -> str:
         """Start the proxy and return its database URL."""
@@ -53,8 +56,7 @@ class Proxy:
             for source, target, answers in ((reader, server_writer, False), (server_reader, writer, True)):
                 self._tasks.add(asyncio.create_task(self._pass(source, target, answers)))
 
-        self._server = await asyncio.start_server(forward, "127.0.0.1", 0)
-        new = self._server.sockets[0].getsockname()[1]
+        new = await self._server.enter_async_context(serve_connections(forward))
         return address.replace(f"{parts.get('host')}:{parts.get('port')}", f"127.0.0.1:{new}")
 
     def black_hole(self) -> None:
@@ -104,10 +106,11 @@ class Proxy:
 
     async def stop(self) -> None:
         """Close all connections."""
-        self._server.close()
         self._stop_passing()
         for pair in self._pairs:
             for writer in pair:
-                writer.close()
+                writer.transport.abort()
+        # This includes clients for which no connection to the server was opened.
+        await self._server.aclose()
         if self._tasks:
             await asyncio.wait(self._tasks)

@@ -19,6 +19,7 @@ from rxloop.client import Client
 from support.processes.bound_processes import start_process
 from support.processes.hosts import HERE, Host
 from support.processes.replicas import free_port
+from support.tcp_server import serve_connections
 
 ADAPTER_FLAGS = ("--agui", "--ui-stream", "--openai", "--a2a", "--mcp")
 START_TIMEOUT = 60.0
@@ -212,14 +213,9 @@ async def load_balancer(*urls: str, round_robin: bool = False) -> AsyncGenerator
                 return
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for each in open_:
-            each.close()
-        for each in open_:
-            with contextlib.suppress(OSError):
-                await each.wait_closed()
-        await server.wait_closed()
+    async with serve_connections(serve) as port:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            for each in open_:
+                each.transport.abort()
