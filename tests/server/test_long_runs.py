@@ -9,11 +9,13 @@ from operator import is_
 from typing import Any
 
 import pytest
+from mcp import Client
 from reactivex import operators as ops
 from typing_extensions import override
 
-from rxloop import Agent, Event, Limits, MemoryEventLog, Message, Runtime, follow
+from rxloop import Agent, CustomEvent, Event, Limits, MemoryEventLog, Message, RunContext, Runtime, follow, op
 from rxloop.pipeline import records
+from rxloop.pipeline.requests import IterationEnd
 from rxloop.protocol.json_data import _Converter
 from rxloop.recorded import replay
 from rxloop.run.log_writer import LogWriter
@@ -24,14 +26,17 @@ from rxloop.server.core import computations, runs
 from rxloop.server.core.account import Account
 from rxloop.server.core.chat_fold import ChatFold
 from rxloop.server.http import reads
+from rxloop.server.mcp import calls
 from rxloop.state import earlier_attempts
 from rxloop.storage import conversation
+from rxloop.stream import back_pressure
 from rxloop.stream.hub import Hub
 from rxloop.support import garbage
 from rxloop.support.threads import run_in_thread
 from rxloop.testing import ScriptedModel
 from rxloop.thinking.graph import ThoughtGraph
 from support.api_server import make_client, serve_api
+from support.clients.mcp import result_text, serve_mcp
 from support.long_runs import count_turns
 from support.run_checks import wait_until
 from support.viewer_runs import store_long_run
@@ -170,6 +175,24 @@ async def test_garbage_collections_skip_the_stored_events_of_a_long_run_that_is_
     assert exclusion.large_data == before
 
 
+async def test_garbage_collections_include_a_stored_run_while_its_slow_reader_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, exclusion = MemoryEventLog(), garbage._EXCLUSION
+    monkeypatch.setattr(exclusion, "_used_by_program", False)
+    monkeypatch.setattr(back_pressure, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(Event, "decoded_size", 1)
+    await store_long_run(log, steps=240)
+    before, count = exclusion.large_data, 0
+    async with Runtime({"clerk": make_clerk()}, log=log) as runtime:
+        async for _ in runtime.follow("long"):
+            count += 1
+            if count == 300:
+                # The source delivers all events for which it need not wait.
+                await wait_until(lambda: exclusion.large_data == before)
+    assert count == 1_203
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_request_for_a_long_run_counts_as_a_stream(path: str) -> None:
     limits = ServerLimits(streams=1)
@@ -252,6 +275,40 @@ async def test_new_messages_of_a_long_conversation_are_found_outside_of_the_even
         await served.runtime.start("clerk", earlier, context_id="talk", owner="ann")
         body = {"input": [{"content": "Hi", "messageId": "m1"}], "contextId": "talk"}
         assert (await ann.post("/runs?wait=10", json=body)).json()["state"] == "completed"
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("protocol", ["http", "mcp"])
+async def test_events_of_a_long_run_are_searched_outside_of_the_event_loop(
+    protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, module = list[int](), runs if protocol == "http" else calls
+    name = "_find_message" if protocol == "http" else "_find_answer"
+    find = getattr(module, name)
+
+    def watch(*args: Any) -> Any:
+        if len(args[-1]) > 600:
+            threads.append(threading.get_ident())
+        return find(*args)
+
+    @op.on(IterationEnd)
+    async def emit_findings(request: IterationEnd, ctx: RunContext[Any]) -> AsyncGenerator[Any]:
+        for number in range(600):
+            ctx.emit(CustomEvent(name="finding", data={"number": number}))
+        yield request
+
+    monkeypatch.setattr(module, name, watch)
+    clerk = Agent(ScriptedModel("Found."), name="clerk", loop=op.standard(at_end=[emit_findings]))
+    if protocol == "http":
+        async with serve_api(clerk) as served, make_client(served.url) as ann:
+            body = {"input": [{"content": "Hi", "messageId": "m1"}], "contextId": "talk"}
+            first, second = [(await ann.post("/runs?wait=10", json=body)).json() for _ in range(2)]
+            assert first["state"] == second["state"] == "completed", first
+            assert first["taskId"] == second["taskId"]
+    else:
+        async with serve_mcp(clerk) as endpoint, Client(endpoint.url) as client:
+            assert result_text(await client.call_tool("clerk", {"prompt": "Hi"})) == "Found."
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 

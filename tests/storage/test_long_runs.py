@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -19,6 +20,7 @@ from rxloop.recorded.replay import history
 from rxloop.storage.postgres import reads, rows
 from rxloop.storage.sqlite import writer
 from rxloop.support import garbage
+from rxloop.support.threads import THREADS
 from rxloop.testing import ScriptedModel
 from support.dropped_questions import shared_logs
 from support.long_runs import count_turns
@@ -182,6 +184,23 @@ async def test_events_of_a_long_run_are_freed_in_a_thread(
             assert len(await history(log, "talk")) == 601
         await wait_until(lambda: turns.items.total() + turns.items_in_threads == 300)
     assert not turns.items
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.parametrize("log", ["postgres"], indirect=True)
+async def test_postgres_log_does_not_wait_for_user_functions(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(THREADS, "_max_running", 1)
+    user_function = THREADS.submit(may_end.wait)
+    try:
+        async with asyncio.timeout(20):
+            # Stores and reads more than 500 events at once.
+            await store_long_run(log, steps=190)
+            assert len(await log.read("long")) == 953
+            assert len((await log.snapshot("long")).events) == 953
+    finally:
+        may_end.set()
+        assert user_function.result()
 
 
 async def test_copied_events_of_a_fork_are_collected_in_small_parts(

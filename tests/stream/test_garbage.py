@@ -159,18 +159,43 @@ def test_frequent_blocks_do_not_prevent_complete_collections() -> None:
 
 
 def test_blocks_in_threads_that_overlap_do_not_prevent_complete_collections() -> None:
-    garbage._EXCLUSION._exclusions = 11 * 100 - 2
-    with ignore_large_data(), ignore_large_data():
-        survivor = Node()
+    with ignore_large_data():
+        garbage._EXCLUSION._exclusions = 11 * 100 - 2
+        with ignore_large_data():
+            survivor = Node()
+            gc.collect(1)
+            alive = weakref.ref(survivor)
+            del survivor
+            gc.collect()
+            assert alive() is None
+
+
+def test_complete_collection_takes_place_before_large_data_is_read() -> None:
+    survivor = Node()
+    with ignore_large_data():
         gc.collect(1)
-        alive = weakref.ref(survivor)
-        del survivor
-        gc.collect()
+    alive = weakref.ref(survivor)
+    del survivor
+    garbage._EXCLUSION._exclusions = 11 * 20 - 2
+    with ignore_large_data():
+        assert alive() is not None
+    with ignore_large_data():
         assert alive() is None
+        assert garbage._EXCLUSION._exclusions == 0
+
+
+def test_block_that_ends_in_another_thread_ends() -> None:
+    block = ignore_large_data()
+    block.__enter__()
+    thread = threading.Thread(target=block.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    assert garbage._EXCLUSION.blocks == 0
+    assert garbage._EXCLUSION not in gc.callbacks
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_blocks_of_other_threads_end_in_a_forked_process() -> None:
+def test_all_blocks_end_in_a_forked_process() -> None:
     entered, may_leave = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -185,11 +210,10 @@ def test_blocks_of_other_threads_end_in_a_forked_process() -> None:
     with ignore_large_data():
         pid = os.fork()
         if pid == 0:
-            # Only the block of this thread remains.
-            is_own_block = (exclusion.blocks, exclusion.large_data) == (1, 1) and exclusion in gc.callbacks
-            exclusion.end_block(large_data=True)
-            os._exit(0 if is_own_block and exclusion.blocks == 0 and exclusion not in gc.callbacks else 1)
+            has_ended = exclusion.blocks == 0 and exclusion not in gc.callbacks and exclusion.lock.acquire(timeout=0)
+            os._exit(0 if has_ended else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert exclusion.blocks == 2
     may_leave.set()
     thread.join()
     assert exclusion not in gc.callbacks

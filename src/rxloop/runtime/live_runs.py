@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, aclosing
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -217,8 +217,11 @@ class _Progress:
         """Last durable event."""
         self.has_ended = False
         self._log, self._task_id = log, task_id
-        self._push = WindowedPush(push, gate)
+        self._push = WindowedPush(push, gate, self._include_events)
         self._ends_at_pause = ends_at_pause
+        self._is_catching_up = False
+        self._exclusion = ExitStack()
+        """Block in which garbage collections skip stored events."""
 
     async def is_over(self, record: RunRecord) -> bool:
         """Return True if the reader needs no events after this record."""
@@ -237,9 +240,9 @@ class _Progress:
         """
         cursor = read_cursor(self.cursor or "", strict=False)
         async with aclosing(aiter(events)) as reader:
-            with ExitStack() as catch_up:
-                if stored_seq - cursor.seq > _MANY_EVENTS:
-                    catch_up.enter_context(ignore_large_data())
+            with self._exclusion:
+                self._is_catching_up = stored_seq - cursor.seq > _MANY_EVENTS
+                self._exclude_events()
                 async for event in reader:
                     if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
                         record = await read_log(self._log.get_record, self._task_id)
@@ -254,4 +257,16 @@ class _Progress:
                     if self.has_ended:
                         return
                     if event.seq == stored_seq:
-                        catch_up.close()
+                        self._is_catching_up = False
+                        self._exclusion.close()
+
+    def _exclude_events(self) -> None:
+        if self._is_catching_up:
+            self._exclusion.enter_context(ignore_large_data())
+
+    @contextmanager
+    def _include_events(self) -> Generator[None]:
+        """Include the events in garbage collections while this reader waits for a client, which can take long."""
+        self._exclusion.close()
+        yield
+        self._exclude_events()

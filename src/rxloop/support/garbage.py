@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -47,10 +46,8 @@ class _Exclusion:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """Lock for the blocks, which can be in different threads. Collections do not acquire it."""
-        self._blocks = Counter[int]()
-        """Number of active blocks of both functions by thread."""
-        self._large_data = Counter[int]()
-        """Number of active blocks of `ignore_large_data` by thread."""
+        self._blocks: dict[object, bool] = {}
+        """Active blocks of both functions. The value is True for `ignore_large_data`."""
         self._exclusions = 0
         """Number of exclusions since the last collection that examined all objects. A full collection counts more."""
         self._is_complete_due = False
@@ -60,12 +57,13 @@ class _Exclusion:
     @property
     def blocks(self) -> int:
         """Number of active blocks of both functions."""
-        return self._blocks.total()
+        return len(self._blocks)
 
     @property
     def large_data(self) -> int:
         """Number of active blocks of `ignore_large_data`."""
-        return self._large_data.total()
+        # Other threads may change the blocks, but not while they are copied.
+        return sum([*self._blocks.values()])
 
     def is_used_by_program(self) -> bool:
         """Return True if the program had excluded objects itself before the first call."""
@@ -80,7 +78,7 @@ class _Exclusion:
             if is_full:
                 # Counting the excluded objects would take longer than the collection.
                 gc.freeze()
-            elif self.large_data and info["generation"] == 1:
+            elif info["generation"] == 1 and self.large_data:
                 self._exclude()
         elif is_full:
             self._count(_SHORT_PER_FULL)
@@ -103,40 +101,42 @@ class _Exclusion:
         """Start counting again after all objects were examined."""
         self._exclusions, self._is_complete_due = 0, False
 
-    def start_block(self, *, large_data: bool) -> bool:
-        """Start a block. Return False if the program excludes objects itself."""
+    def start_block(self, *, large_data: bool) -> object | None:
+        """Start a block.
+
+        Returns:
+            A value for `end_block`, or None if the program excludes objects itself.
+        """
         with self.lock:
             if not self.blocks:
                 if large_data and self.is_used_by_program():
-                    return False
+                    return None
                 gc.callbacks.append(self)
-            # Count this exclusion without the new block, so that it can reach the lower limit.
             self._exclude()
-            self._blocks[threading.get_ident()] += 1
-            self._large_data[threading.get_ident()] += large_data
-        return True
+            if self._is_complete_due and large_data and not self.large_data:
+                # Now, before there is large data in memory, this takes the least time.
+                gc.collect()
+            block = object()
+            self._blocks[block] = large_data
+        return block
 
-    def end_block(self, *, large_data: bool) -> None:
-        """End a block of this thread."""
+    def end_block(self, block: object) -> None:
+        """End a block, in any thread. Do nothing if it has ended."""
         with self.lock:
-            self._large_data[threading.get_ident()] -= large_data
-            self._blocks[threading.get_ident()] -= 1
-            self._remove_ended()
-
-    def _remove_ended(self) -> None:
-        self._blocks, self._large_data = +self._blocks, +self._large_data
-        if not self._blocks and self in gc.callbacks:
-            gc.callbacks.remove(self)
-            gc.unfreeze()
+            self._blocks.pop(block, None)
+            if not self._blocks and self in gc.callbacks:
+                gc.callbacks.remove(self)
+                gc.unfreeze()
 
     def after_fork(self) -> None:
-        """End the blocks of the threads that do not exist in a forked process."""
+        """End all blocks in a forked process, which does not continue the functions and tasks that started them.
+
+        The block of the function that forked the process ends early. This affects only the length of collections.
+        """
         # Another thread of the parent process may have held the lock.
         self.lock = threading.RLock()
-        thread = threading.get_ident()
-        self._blocks = Counter({thread: self._blocks[thread]})
-        self._large_data = Counter({thread: self._large_data[thread]})
-        self._remove_ended()
+        self._blocks.clear()
+        self.end_block(None)
 
 
 # The garbage collector belongs to the process, like this object.
@@ -156,11 +156,11 @@ def shorten_collections() -> Generator[None]:
     """
     gc.collect()
     _EXCLUSION.reset()
-    _EXCLUSION.start_block(large_data=False)
+    block = _EXCLUSION.start_block(large_data=False)
     try:
         yield
     finally:
-        _EXCLUSION.end_block(large_data=False)
+        _EXCLUSION.end_block(block)
 
 
 @contextmanager
@@ -168,7 +168,8 @@ def ignore_large_data(count: int = _LARGE) -> Generator[None]:
     """Exclude all objects that exist or survive a short collection from garbage collection in the block.
 
     Use it while large data is processed in any thread, such as the events of a long run. A full collection of this data
-    would block all threads for up to 500 milliseconds, although it contains no garbage.
+    would block all threads for up to 500 milliseconds, although it contains no garbage. Do not wait for clients in the
+    block, because most garbage with reference cycles is not freed in the meantime.
 
     The block does nothing if the program had excluded objects itself before the first block, because their exclusion
     would end with the block.
@@ -176,10 +177,9 @@ def ignore_large_data(count: int = _LARGE) -> Generator[None]:
     Args:
         count: Number of items, if it is known. The block does nothing for less than 500 items.
     """
-    if count < _LARGE or not _EXCLUSION.start_block(large_data=True):
-        yield
-        return
+    block = None if count < _LARGE else _EXCLUSION.start_block(large_data=True)
     try:
         yield
     finally:
-        _EXCLUSION.end_block(large_data=True)
+        if block is not None:
+            _EXCLUSION.end_block(block)

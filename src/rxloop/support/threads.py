@@ -304,7 +304,8 @@ async def compute(function: Callable[[], T], *, steps: int | None = None, thread
     Args:
         function: The computation.
         steps: Number of steps. A short computation runs on the event loop. None means that the number is unknown.
-        threads: Thread pool. The default has one thread. Use `THREADS` for computations that must not wait for others.
+        threads: Thread pool. The default has one thread. Use another one for computations that must not wait for
+            others, but not `THREADS`, because it executes user functions, which may wait for the computation.
     """
     if steps is not None and steps <= _MAX_STEPS:
         return function()
@@ -322,9 +323,17 @@ def free_in_thread(objects: list[Any]) -> None:
         return
     try:
         # The garbage collector can call finalizers while this thread holds the lock of the pool.
-        asyncio.get_running_loop().call_soon(_COMPUTING.submit, _free, objects)
+        asyncio.get_running_loop().call_soon(_submit_free, objects)
     except RuntimeError:
         # This thread has no event loop, or the event loop is closed.
+        _free(objects)
+
+
+def _submit_free(objects: list[Any]) -> None:
+    try:
+        _COMPUTING.submit(_free, objects)
+    except RxloopError:
+        # The pool accepts no more functions.
         _free(objects)
 
 

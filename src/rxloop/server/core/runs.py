@@ -16,9 +16,9 @@ from typing_extensions import Unpack
 from rxloop.coordination.answers import read_snapshot
 from rxloop.coordination.order import is_idle
 from rxloop.errors import ConfigurationError, ConflictError, EventLogError, RunOver, UnknownRun
-from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.log_retry import process_events, read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import MessageAddedEvent, TaskEvent
+from rxloop.protocol.events import Event, MessageAddedEvent, TaskEvent
 from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.recorded.questions import IDLE_STATES
 from rxloop.recorded.replay import read_public_messages
@@ -198,13 +198,26 @@ async def _find_message_run(gateway: Gateway, key: str, message: Message) -> tup
     Returns:
         The run, and True if the message was sent to the run or is the last prompt message.
     """
-    for record in await read_log(gateway.runtime.log.list_conversation, key, newest_first=True):
-        for event in await read_log(gateway.runtime.log.read, record.task_id):
-            prompt_ids = [each.message_id for each in event.messages] if isinstance(event, TaskEvent) else []
-            sent_id = event.message_id if isinstance(event, MessageAddedEvent) else None
-            if message.message_id == sent_id or message.message_id in prompt_ids:
-                return record, message.message_id in (sent_id, *prompt_ids[-1:])
+    event_log = gateway.runtime.log
+    for record in await read_log(event_log.list_conversation, key, newest_first=True):
+        is_answered = await process_events(event_log, record.task_id, partial(_find_message, message))
+        if is_answered is not None:
+            return record, is_answered
     return None, False
+
+
+def _find_message(message: Message, events: Sequence[Event]) -> bool | None:
+    """Find a message in the events of a run.
+
+    Returns:
+        True if the message was sent to the run or is the last prompt message, None if the run did not receive it.
+    """
+    for event in events:
+        prompt_ids = [each.message_id for each in event.messages] if isinstance(event, TaskEvent) else []
+        sent_id = event.message_id if isinstance(event, MessageAddedEvent) else None
+        if message.message_id == sent_id or message.message_id in prompt_ids:
+            return message.message_id in (sent_id, *prompt_ids[-1:])
+    return None
 
 
 def digest_request(request: bytes) -> str:

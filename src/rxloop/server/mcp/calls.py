@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers
 
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
-from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.log_retry import process_events
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import WAITING, ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent
+from rxloop.protocol.events import WAITING, ContentCompleteEvent, Event, StatusUpdateEvent, ToolCompleteEvent
 from rxloop.protocol.finish import explain_incomplete
 from rxloop.protocol.ids import read_cursor
 from rxloop.recorded.questions import read_status
@@ -342,15 +342,21 @@ class Calls:
             return Answer()
         # The answer is usually among the last events, so read all events only if it is not.
         for after in (max(0, end.seq - _RECENT_EVENTS), 0):
-            events = await read_log(self._gateway.runtime.log.read, end.task_id, after_seq=after)
-            for event in reversed(events):
-                if event.branch is not None or event.parent_task_id is not None:
-                    continue
-                if isinstance(event, ContentCompleteEvent):
-                    return Answer(event.files, explain_incomplete(event))
-                if isinstance(event, ToolCompleteEvent) and event.answer and event.success:
-                    return Answer(event.parts if event.public else ())
+            answer = await process_events(self._gateway.runtime.log, end.task_id, _find_answer, after_seq=after)
+            if answer is not None:
+                return answer
         return Answer()
+
+
+def _find_answer(events: Sequence[Event]) -> Answer | None:
+    for event in reversed(events):
+        if event.branch is not None or event.parent_task_id is not None:
+            continue
+        if isinstance(event, ContentCompleteEvent):
+            return Answer(event.files, explain_incomplete(event))
+        if isinstance(event, ToolCompleteEvent) and event.answer and event.success:
+            return Answer(event.parts if event.public else ())
+    return None
 
 
 async def _elicit(call: Call, requests: Mapping[str, types.ElicitRequest]) -> dict[str, types.ElicitResult]:

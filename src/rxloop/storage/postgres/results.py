@@ -16,7 +16,7 @@ from rxloop.state.run_state import RunFold
 from rxloop.storage.postgres.address import Cursor, Row
 from rxloop.storage.sql_rows import RunRow
 from rxloop.support.garbage import ignore_large_data
-from rxloop.support.threads import THREADS, compute
+from rxloop.support.threads import Threads, compute
 
 T = TypeVar("T")
 
@@ -25,6 +25,11 @@ MAX_ROWS = 500
 
 _BYTES_PER_STEP = 500
 """Size of a typical event in bytes."""
+
+
+_CONVERTING = Threads(max_running=4)
+"""Threads for converting rows. They must not wait for other computations or for user functions, which may in turn wait
+for the log, because the caller has reserved a connection."""
 
 
 async def fetch_rows(cursor: Cursor) -> list[Row]:
@@ -43,8 +48,7 @@ async def convert(function: Callable[[Sequence[Row]], T], rows: Sequence[Row]) -
     """Call a function with event rows, in a thread if the rows are many or large."""
     # A single event may contain a long history.
     steps = len(rows) + sum(len(row[-1]) for row in rows[:MAX_ROWS]) // _BYTES_PER_STEP
-    # The caller has reserved a connection, so do not wait for other computations.
-    return await compute(partial(function, rows), steps=steps, threads=THREADS)
+    return await compute(partial(function, rows), steps=steps, threads=_CONVERTING)
 
 
 def parse_events(task_id: str, rows: Iterable[Row]) -> list[Event]:

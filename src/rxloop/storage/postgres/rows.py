@@ -21,7 +21,10 @@ from rxloop.protocol.json_data import canonical_json
 from rxloop.storage.postgres.address import Address, Connection, can_store
 from rxloop.storage.rules import check_finished, make_unknown_run_error
 from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
-from rxloop.support.threads import THREADS, compute
+from rxloop.support.threads import Threads, compute
+
+_PREPARING = Threads(max_running=4)
+"""Threads for preparing large batches. They must wait neither for long reads nor for user functions."""
 
 _FRAGMENT_CHARACTERS = 1_800
 """Fragment size in characters, because notifications are limited to 8,000 bytes."""
@@ -227,8 +230,7 @@ async def write(connection: Connection, address: Address, holder_id: str, batche
         batches: The batches.
     """
     steps = sum(len(each.rows) for each in batches)
-    # The statement has a timeout, so do not wait for other computations.
-    values, has_transient = await compute(partial(_make_values, batches), steps=steps, threads=THREADS)
+    values, has_transient = await compute(partial(_make_values, batches), steps=steps, threads=_PREPARING)
     values["holder"] = holder_id
     # Only transient events can already exist, and conflict handling has a cost on the server.
     statement = _APPEND if has_transient else _APPEND_NEW
