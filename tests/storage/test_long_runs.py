@@ -203,6 +203,28 @@ async def test_postgres_log_does_not_wait_for_user_functions(log: EventLog, monk
         assert user_function.result()
 
 
+@pytest.mark.usefixtures("exclusions")
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_sqlite_log_writes_in_its_thread_while_large_data_is_processed(
+    is_busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, transaction = set[int](), writer.transaction
+
+    def watch(*args: Any, **options: Any) -> Any:
+        threads.add(threading.get_ident())
+        return transaction(*args, **options)
+
+    log = SqliteEventLog(tmp_path / "log")
+    agent = Agent(ScriptedModel(*["Hi."] * 2), log=log)
+    # Opens the file.
+    await agent.run("Hello.")
+    monkeypatch.setattr(writer, "transaction", watch)
+    with garbage.ignore_large_data(500 if is_busy else 0):
+        await agent.run("Hello again.")
+    await log.aclose()
+    assert (threading.get_ident() not in threads) is is_busy
+
+
 async def test_copied_events_of_a_fork_are_collected_in_small_parts(
     exclusions: Callable[[], bool], tmp_path: Path
 ) -> None:

@@ -13,6 +13,9 @@ import pytest
 from rxloop.support import garbage
 from rxloop.support.garbage import ignore_large_data, shorten_collections
 
+SHORT = 7_000
+"""Number of new objects in a collection of the middle generation."""
+
 
 class Node:
     """Object in a reference cycle."""
@@ -56,9 +59,10 @@ def test_excluded_garbage_is_collected_later() -> None:
         gc.collect()
         alive = weakref.ref(survivor)
         del survivor
-        for _ in range(18):
-            gc.collect()
+        garbage._EXCLUSION._excluded = garbage._MAX_EXCLUDED - SHORT - 1
+        gc.collect()
         assert alive() is not None
+        gc.collect(1)
         gc.collect()
         assert alive() is None
         assert gc.get_freeze_count()
@@ -113,9 +117,10 @@ def test_complete_collection_is_delayed_by_large_data_but_not_forever() -> None:
         gc.collect(1)
         alive = weakref.ref(survivor)
         del survivor
-        for _ in range(99):
-            gc.collect()
+        garbage._EXCLUSION._excluded = garbage._MAX_EXCLUDED_WITH_LARGE_DATA - SHORT - 1
+        gc.collect()
         assert alive() is not None
+        gc.collect(1)
         gc.collect()
         assert alive() is None
 
@@ -144,9 +149,10 @@ def test_excluded_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(counts) == 1
 
 
-def test_frequent_blocks_do_not_prevent_complete_collections() -> None:
+def test_frequent_blocks_do_not_prevent_complete_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.enable()
     alive, nodes = list[weakref.ref[Node]](), list[Node]()
+    monkeypatch.setattr(garbage, "_MAX_EXCLUDED", 100_000)
     with shorten_collections():
         for _ in range(600):
             nodes = [Node() for _ in range(300)]
@@ -160,7 +166,7 @@ def test_frequent_blocks_do_not_prevent_complete_collections() -> None:
 
 def test_blocks_in_threads_that_overlap_do_not_prevent_complete_collections() -> None:
     with ignore_large_data():
-        garbage._EXCLUSION._exclusions = 11 * 100 - 2
+        garbage._EXCLUSION._excluded = garbage._MAX_EXCLUDED_WITH_LARGE_DATA - SHORT
         with ignore_large_data():
             survivor = Node()
             gc.collect(1)
@@ -176,12 +182,26 @@ def test_complete_collection_takes_place_before_large_data_is_read() -> None:
         gc.collect(1)
     alive = weakref.ref(survivor)
     del survivor
-    garbage._EXCLUSION._exclusions = 11 * 20 - 2
-    with ignore_large_data():
+    gc.collect(1)
+    garbage._EXCLUSION._excluded = garbage._MAX_EXCLUDED - SHORT
+    with ignore_large_data(is_loaded=True):
+        gc.collect()
         assert alive() is not None
     with ignore_large_data():
         assert alive() is None
-        assert garbage._EXCLUSION._exclusions == 0
+        assert garbage._EXCLUSION._excluded < SHORT
+
+
+def test_number_of_excluded_objects_is_estimated() -> None:
+    objects: list[Node] = []
+    with ignore_large_data():
+        garbage._EXCLUSION.reset()
+    for _ in range(10):
+        objects += [Node() for _ in range(1_000)]
+        with ignore_large_data():
+            pass
+    # A node can have a dict, depending on the version of Python.
+    assert 9_000 < garbage._EXCLUSION._excluded < 25_000
 
 
 def test_block_that_ends_in_another_thread_ends() -> None:

@@ -229,6 +229,9 @@ class Compression:
             if limit.expired():
                 return self._fail(f"{self._compressor!r} took more than {seconds:g} s")
             return self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            # A reference cycle; see `limit_time`.
+            del limit
         return self.check_result(answer, pinned, time.perf_counter() - begin)
 
     def unchanged(self, **fields: Any) -> CompressionResult:

@@ -279,11 +279,12 @@ class Inbox:
     async def aclose(self) -> None:
         """Stop watching for commands."""
         self._stop()
-        # The callback refers to the inbox, so drop it to avoid a reference cycle.
+        # Both refer to the inbox, so drop them to avoid reference cycles.
         self._stop = _do_nothing
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait([reading])
 
 
 def _do_nothing() -> None:

@@ -37,7 +37,7 @@ class Question(Coroutine[Any, Any, T]):
         self.method = method
         self.reported = False
         """True if the missing `await` was reported."""
-        self._ask = ask
+        self._ask: Callable[[], Coroutine[Any, Any, T]] | None = ask
         self._coroutine: Coroutine[Any, Any, T] | None = None
 
     @property
@@ -46,8 +46,10 @@ class Question(Coroutine[Any, Any, T]):
         return self._coroutine is None
 
     def _start(self) -> Coroutine[Any, Any, T]:
-        if self._coroutine is None:
-            self._coroutine = self._ask()
+        if self._ask is not None:
+            # The function refers to its context, which refers to this question.
+            self._coroutine, self._ask = self._ask(), None
+        assert self._coroutine is not None
         return self._coroutine
 
     @override

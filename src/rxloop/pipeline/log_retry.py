@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from rxloop.errors import EventLogError, LogUnreachable, RxloopError
 from rxloop.protocol.events import TaskEvent
-from rxloop.support.tasks import is_cancelled
+from rxloop.support.tasks import is_cancelled, limit_time
 from rxloop.support.threads import compute, free_in_thread
 
 if TYPE_CHECKING:
@@ -62,14 +62,12 @@ async def retry_log_call(call: Callable[[], Awaitable[T]], failure: str, *, call
     Raises:
         LogUnreachable: If the time limit set by `limit_log_time` is exceeded.
     """
-    deadline = asyncio.timeout(_TIME_LIMIT.get())
-    try:
-        async with deadline:
-            return await _retry(call, failure, call_timeout)
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        raise LogUnreachable(f"the log did not respond within {_TIME_LIMIT.get():g} s") from error
+    seconds = _TIME_LIMIT.get()
+    return await limit_time(
+        lambda: _retry(call, failure, call_timeout),
+        seconds,
+        lambda: LogUnreachable(f"the log did not respond within {seconds:g} s"),
+    )
 
 
 async def _retry(call: Callable[[], Awaitable[T]], failure: str, call_timeout: float | None) -> T:
@@ -78,7 +76,9 @@ async def _retry(call: Callable[[], Awaitable[T]], failure: str, call_timeout: f
     deadline, warned = loop.time() + RETRY_SECONDS, False
     while True:
         try:
-            return await _call_once(call, call_timeout)
+            return await limit_time(
+                call, call_timeout, lambda: EventLogError(f"the log did not respond within {call_timeout:g} s")
+            )
         except BaseException as error:
             if is_cancelled(error) or not is_temporary(error):
                 raise
@@ -89,17 +89,6 @@ async def _retry(call: Callable[[], Awaitable[T]], failure: str, call_timeout: f
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, max_pause)
-
-
-async def _call_once(call: Callable[[], Awaitable[T]], call_timeout: float | None) -> T:
-    deadline = asyncio.timeout(call_timeout)
-    try:
-        async with deadline:
-            return await call()
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        raise EventLogError(f"the log did not respond within {call_timeout:g} s") from error
 
 
 def is_temporary(error: BaseException) -> bool:

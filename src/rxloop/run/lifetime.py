@@ -122,6 +122,10 @@ class Lifetime:
         """Cause of ending. None if undecided, or if the run has no work left."""
         return None if self._end is _UNDECIDED else self._end
 
+    def forget_end(self) -> None:
+        """Release the error that caused the end. The handle of the run must have been dropped."""
+        self._end = None
+
     @property
     def closing_end(self) -> Canceled | Released:
         """End used when the event loop is closing."""
@@ -194,6 +198,9 @@ class Lifetime:
             log.error("Out of memory in run %s, which will be tried again", self._task_id, exc_info=end)
             free_memory()
             return Released(counts=True)
+        if isinstance(end, LimitHit):
+            # The frames of its traceback refer to this object.
+            end.__traceback__ = None
         return end
 
     def revise(self, end: End) -> None:

@@ -20,7 +20,7 @@ from rxloop.protocol.ids import Cursor, read_cursor
 from rxloop.run.attempt import Attempt
 from rxloop.run.final_events import get_error_code
 from rxloop.run.lifecycle import start
-from rxloop.run.lifetime import Canceled, Released
+from rxloop.run.lifetime import Canceled, Phase, Released
 from rxloop.run.result import copy_error, get_final_event
 from rxloop.state.fold import fold_all
 from rxloop.stream.back_pressure import Gate
@@ -258,6 +258,10 @@ def _handle_dropped(attempt: Attempt) -> None:
         )
     elif lifetime.event_loop is not None and not lifetime.event_loop.is_closed() and not lifetime.is_ending:
         lifetime.event_loop.call_soon_threadsafe(lifetime.finish, Canceled("the run is no longer referenced"))
+    if lifetime.phase in (Phase.OVER, Phase.REFUSED):
+        # The frames of their tracebacks refer to the attempt, which would only be freed by a garbage collection.
+        attempt.refusal = None
+        lifetime.forget_end()
 
 
 def _describe_failure(attempt: Attempt) -> str | None:

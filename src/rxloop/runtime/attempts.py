@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
+from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from rxloop.agents.agent import Agent
@@ -22,6 +23,12 @@ from rxloop.run.handle import Run
 from rxloop.run.questions.registry import OnInput
 from rxloop.runtime.live_runs import LiveRuns
 from rxloop.runtime.probation import Probation, Suspicion
+from rxloop.support.tasks import limit_time
+
+# Programs without a runtime import these modules when they need them. In a runtime, the first run that needs them would
+# block the event loop.
+for _module in ("pipeline.ask", "run.admission", "run.fork", "run.loader", "run.questions.recorded_answers"):
+    import_module(f"rxloop.{_module}")
 
 DepsFactory = Callable[[RunRecord], Any]
 """Function returning the deps for a run, given its record. May be async."""
@@ -159,18 +166,17 @@ class Attempts:
         if self._deps is None:
             return None
         record = await read_log(self._log.get_record, task_id)
-        time_limit = asyncio.timeout(_DEPS_TIMEOUT)
+        message = f"creating deps for run {task_id} took longer than {_DEPS_TIMEOUT:g} s"
         try:
-            async with time_limit:
-                deps = self._deps(record)
-                return await deps if inspect.isawaitable(deps) else deps
-        except TimeoutError as error:
-            if not time_limit.expired():
-                raise
-            raise RxloopError(f"creating deps for run {task_id} took longer than {_DEPS_TIMEOUT:g} s") from error
+            return await limit_time(partial(_call, self._deps, record), _DEPS_TIMEOUT, lambda: RxloopError(message))
         except SystemExit as error:
             # It would end the process, and with it all other runs.
             raise RxloopError(f"creating deps for run {task_id} raised SystemExit({error.code!r})") from error
+
+
+async def _call(make_deps: DepsFactory, record: RunRecord) -> Any:
+    deps = make_deps(record)
+    return await deps if inspect.isawaitable(deps) else deps
 
 
 async def reopen_run(agent: Agent[Any, Any], record: RunRecord) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import ExitStack, aclosing, closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -187,6 +187,8 @@ async def _read_events(log: EventLog, runs: LiveRunLookup, task_id: str, progres
                 raise
         finally:
             stop()
+            # A reference cycle; see `limit_time`.
+            del log_timeout
 
 
 async def _has_all_events(
@@ -217,11 +219,9 @@ class _Progress:
         """Last durable event."""
         self.has_ended = False
         self._log, self._task_id = log, task_id
-        self._push = WindowedPush(push, gate, self._include_events)
+        self._exclusion = _Exclusion()
+        self._push = WindowedPush(push, gate, self._exclusion.pause)
         self._ends_at_pause = ends_at_pause
-        self._is_catching_up = False
-        self._exclusion = ExitStack()
-        """Block in which garbage collections skip stored events."""
 
     async def is_over(self, record: RunRecord) -> bool:
         """Return True if the reader needs no events after this record."""
@@ -240,9 +240,9 @@ class _Progress:
         """
         cursor = read_cursor(self.cursor or "", strict=False)
         async with aclosing(aiter(events)) as reader:
-            with self._exclusion:
-                self._is_catching_up = stored_seq - cursor.seq > _MANY_EVENTS
-                self._exclude_events()
+            with closing(self._exclusion):
+                if stored_seq - cursor.seq > _MANY_EVENTS:
+                    self._exclusion.start()
                 async for event in reader:
                     if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
                         record = await read_log(self._log.get_record, self._task_id)
@@ -257,16 +257,31 @@ class _Progress:
                     if self.has_ended:
                         return
                     if event.seq == stored_seq:
-                        self._is_catching_up = False
                         self._exclusion.close()
 
-    def _exclude_events(self) -> None:
-        if self._is_catching_up:
-            self._exclusion.enter_context(ignore_large_data())
+
+class _Exclusion:
+    """Block in which garbage collections skip the events that a reader receives from the log."""
+
+    def __init__(self) -> None:
+        self._is_started = False
+        self._block = ExitStack()
+
+    def start(self) -> None:
+        """Start to skip events."""
+        self._is_started = True
+        self._block.enter_context(ignore_large_data())
+
+    def close(self) -> None:
+        """Stop skipping events."""
+        self._is_started = False
+        self._block.close()
 
     @contextmanager
-    def _include_events(self) -> Generator[None]:
-        """Include the events in garbage collections while this reader waits for a client, which can take long."""
-        self._exclusion.close()
+    def pause(self) -> Generator[None]:
+        """Do not skip events while the reader is waited for, which can take long."""
+        is_started = self._is_started
+        self.close()
         yield
-        self._exclude_events()
+        if is_started:
+            self.start()

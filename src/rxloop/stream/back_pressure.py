@@ -18,7 +18,7 @@ WINDOW_BYTES = 1 << 18
 """Size of the events that a source of decoded events delivers before they are read."""
 
 
-_EVENTS_PER_TURN = 200
+EVENTS_PER_TURN = 200
 """Number of events that such a source delivers before other tasks can run."""
 
 
@@ -92,7 +92,7 @@ class WindowedPush:
                     while self._buffers:
                         await self._buffers.pop().wait_until_read()
         self._count += 1
-        if self._count % _EVENTS_PER_TURN == 0:
+        if self._count % EVENTS_PER_TURN == 0:
             # Events from a memory log have no size, and views can drop events before a buffer.
             await asyncio.sleep(0)
         if self._gate.closed:
@@ -314,16 +314,17 @@ class ReadBuffer:
         return True
 
     def _merge(self, item: Any) -> bool:
+        text: str | None = item if isinstance(item, str) else delta_text(item)
+        if text is None:
+            return False
         index = self._find_last(item)
         tail = self._items[index]
         newest = tail.newest if type(tail) is _MergedText else tail
         if isinstance(item, str):
-            text: str | None = item
             fits = self._join_text and isinstance(newest, str)
         else:
-            text = delta_text(item)
-            fits = text is not None and isinstance(newest, Event) and are_mergeable(newest, item)
-        if not fits or text is None:
+            fits = isinstance(newest, Event) and are_mergeable(newest, item)
+        if not fits:
             return False
         if type(tail) is _MergedText:
             tail.newest = item

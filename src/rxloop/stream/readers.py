@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -12,7 +13,7 @@ from reactivex.disposable import CompositeDisposable, SerialDisposable, SingleAs
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import Event, GapEvent
-from rxloop.stream.back_pressure import Gates, Overflow, ReadTimeout
+from rxloop.stream.back_pressure import EVENTS_PER_TURN, Gates, Overflow, ReadTimeout
 from rxloop.stream.rx import RunScheduler
 from rxloop.stream.scope import get_running_loop
 from rxloop.stream.sources import Push, from_task
@@ -221,8 +222,15 @@ def prepend_past(source: Observable[Event], read: Read) -> Observable[Event]:
             queue = None
 
         async def fetch(push: Push[Event], first: Event) -> None:
-            for event in await _read_missing(read, first) or gaps:
+            # Other tasks run in between, because there can be many events.
+            for number, event in enumerate(await _read_missing(read, first) or gaps, start=1):
                 push(event)
+                if number % EVENTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            while queue and len(queue) > EVENTS_PER_TURN:
+                for _ in range(EVENTS_PER_TURN):
+                    queue.popleft()()
+                await asyncio.sleep(0)
             release()
 
         def on_next(event: Event) -> None:

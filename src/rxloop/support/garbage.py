@@ -9,13 +9,11 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-_COMPLETE_EVERY = 20
-"""Number of full collections until all objects are examined. Up to 80,000 new objects start a full collection."""
-_COMPLETE_EVERY_WITH_LARGE_DATA = 100
-"""The same while `ignore_large_data` is active. It is reached only if large data is processed without interruption."""
-
-_SHORT_PER_FULL = 11
-"""Number of collections of the middle generation until Python starts a full collection."""
+_MAX_EXCLUDED = 6_000_000
+"""Number of new objects that may be excluded until a collection examines all objects. A run of 50,000 events has
+600,000. The collection blocks all threads for 30 to 100 milliseconds, so it should be rare."""
+_MAX_EXCLUDED_WITH_LARGE_DATA = 12_000_000
+"""The same while `ignore_large_data` is active. The collection would take up to 500 milliseconds."""
 
 _FROZEN_BY_PYTHON = 1_000
 """Maximum number of objects that Python itself excludes. Python 3.12 excludes 375 when it starts."""
@@ -48,10 +46,8 @@ class _Exclusion:
         """Lock for the blocks, which can be in different threads. Collections do not acquire it."""
         self._blocks: dict[object, bool] = {}
         """Active blocks of both functions. The value is True for `ignore_large_data`."""
-        self._exclusions = 0
-        """Number of exclusions since the last collection that examined all objects. A full collection counts more."""
-        self._is_complete_due = False
-        """True if nothing may be excluded until the next full collection, which examines all objects."""
+        self._excluded = 0
+        """Number of objects excluded since the last collection that examined all objects, if none was freed."""
         self._used_by_program: bool | None = None
 
     @property
@@ -81,28 +77,38 @@ class _Exclusion:
             elif info["generation"] == 1 and self.large_data:
                 self._exclude()
         elif is_full:
-            self._count(_SHORT_PER_FULL)
+            self._count()
             if self._is_complete_due:
                 self.reset()
                 gc.unfreeze()
 
     def _exclude(self) -> None:
         """Exclude all objects, unless a complete collection is due."""
-        self._count(1)
+        self._count()
         if not self._is_complete_due:
             gc.freeze()
 
-    def _count(self, exclusions: int) -> None:
-        self._exclusions += exclusions
-        limit = _COMPLETE_EVERY_WITH_LARGE_DATA if self.large_data else _COMPLETE_EVERY
-        self._is_complete_due = self._is_complete_due or self._exclusions >= limit * _SHORT_PER_FULL
+    def _count(self) -> None:
+        """Count the objects created since the last exclusion."""
+        young, middle, old = gc.get_count()
+        young_per_middle, middle_per_old, _ = gc.get_threshold()
+        self._excluded += young + young_per_middle * (middle + middle_per_old * old)
+
+    @property
+    def _is_complete_due(self) -> bool:
+        """True if nothing may be excluded until the next full collection, which examines all objects."""
+        return self._excluded >= (_MAX_EXCLUDED_WITH_LARGE_DATA if self.large_data else _MAX_EXCLUDED)
 
     def reset(self) -> None:
         """Start counting again after all objects were examined."""
-        self._exclusions, self._is_complete_due = 0, False
+        self._excluded = 0
 
-    def start_block(self, *, large_data: bool) -> object | None:
+    def start_block(self, *, large_data: bool, may_collect: bool = False) -> object | None:
         """Start a block.
+
+        Args:
+            large_data: True for `ignore_large_data`.
+            may_collect: Whether to start a complete collection if it is due.
 
         Returns:
             A value for `end_block`, or None if the program excludes objects itself.
@@ -112,12 +118,11 @@ class _Exclusion:
                 if large_data and self.is_used_by_program():
                     return None
                 gc.callbacks.append(self)
-            self._exclude()
-            if self._is_complete_due and large_data and not self.large_data:
-                # Now, before there is large data in memory, this takes the least time.
+            if may_collect and self._is_complete_due and not self.large_data:
                 gc.collect()
             block = object()
             self._blocks[block] = large_data
+            self._exclude()
         return block
 
     def end_block(self, block: object) -> None:
@@ -152,7 +157,7 @@ def shorten_collections() -> Generator[None]:
 
     A full collection examines all objects, which blocks all runs and clients for 30 to 150 milliseconds. In the block,
     objects that survive a full collection are excluded from the following ones, so that a pause only depends on the
-    number of new objects. Every 20th full collection examines all objects, or the next one after 220 exclusions.
+    number of new objects. After six million new objects, the next full collection examines all objects.
     """
     gc.collect()
     _EXCLUSION.reset()
@@ -164,7 +169,7 @@ def shorten_collections() -> Generator[None]:
 
 
 @contextmanager
-def ignore_large_data(count: int = _LARGE) -> Generator[None]:
+def ignore_large_data(count: int = _LARGE, *, is_loaded: bool = False) -> Generator[None]:
     """Exclude all objects that exist or survive a short collection from garbage collection in the block.
 
     Use it while large data is processed in any thread, such as the events of a long run. A full collection of this data
@@ -176,10 +181,17 @@ def ignore_large_data(count: int = _LARGE) -> Generator[None]:
 
     Args:
         count: Number of items, if it is known. The block does nothing for less than 500 items.
+        is_loaded: Whether the data is in memory. Otherwise, a collection that examines all objects may take place first
+            if it is due, because it takes the least time then.
     """
-    block = None if count < _LARGE else _EXCLUSION.start_block(large_data=True)
+    block = None if count < _LARGE else _EXCLUSION.start_block(large_data=True, may_collect=not is_loaded)
     try:
         yield
     finally:
         if block is not None:
             _EXCLUSION.end_block(block)
+
+
+def is_processing_large_data() -> bool:
+    """Return True if an `ignore_large_data` block is active in any thread."""
+    return _EXCLUSION.large_data > 0

@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 def is_cancelled(error: BaseException) -> bool:
@@ -24,6 +26,30 @@ def has_running_loop() -> bool:
     return True
 
 
+async def limit_time(
+    work: Callable[[], Awaitable[T]], seconds: float | None, make_error: Callable[[], BaseException]
+) -> T:
+    """Call an async function with a time limit.
+
+    Args:
+        work: The function. A `TimeoutError` that it raises is not converted.
+        seconds: Time limit in seconds, or None for no limit.
+        make_error: Returns the error to raise when the time limit is exceeded.
+    """
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise make_error() from error
+    finally:
+        # It refers to the task, which keeps the exception that ended it, whose traceback refers to this frame. This
+        # reference cycle would keep everything that the task used until a garbage collection.
+        del limit
+
+
 async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Wait until all tasks are done, even if the waiting task is canceled. The cancellation is raised afterwards."""
     # Imported on first use to speed up importing rxloop.
@@ -37,7 +63,11 @@ async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
             except asyncio.CancelledError as error:
                 cancelled = error
     if cancelled is not None:
-        raise cancelled
+        try:
+            raise cancelled
+        finally:
+            # Its traceback refers to this frame.
+            del cancelled
 
 
 async def close_all(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:

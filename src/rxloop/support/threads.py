@@ -309,7 +309,7 @@ async def compute(function: Callable[[], T], *, steps: int | None = None, thread
     """
     if steps is not None and steps <= _MAX_STEPS:
         return function()
-    with ignore_large_data():
+    with ignore_large_data(is_loaded=True):
         return await run_in_thread(function, threads=threads)
 
 

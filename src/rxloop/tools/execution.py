@@ -366,6 +366,8 @@ def watch_steps(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
         except StopIteration as end:
             return end.value
         finally:
+            # Its traceback refers to this frame.
+            exception = None
             duration = time.perf_counter() - started_at
             if duration > limit:
                 limit = float("inf")
@@ -375,7 +377,7 @@ def watch_steps(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
                     tool,
                     duration,
                 )
-        value, exception = None, None
+        value = None
         try:
             value = yield awaited
         except BaseException as error:

@@ -129,21 +129,25 @@ def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[st
     try:
         return model.model_validate(arguments)
     except ValidationError as error:
-        lines = [f"The arguments of {name} do not fit, and it was not called:"]
-        for problem in error.errors(include_url=False):
-            path = _format_path(problem["loc"])
-            if problem["type"] == "extra_forbidden":
-                names = ", ".join(parameters) or "none"
-                lines.append(f"- {path}: there is no such parameter (there are: {names})")
-            elif problem["type"] == "missing":
-                lines.append(f"- {path}: required, but missing")
-            else:
-                lines.append(
-                    f"- {path}: {problem['msg'].removeprefix(VALUE_ERROR)} (got {shorten_repr(problem['input'], 80)})"
-                )
-        failure = ToolError("\n".join(lines))
-        failure.code = "invalid_arguments"
-        raise failure from error
+        raise _make_arguments_error(error, name, parameters) from error
+
+
+def _make_arguments_error(error: ValidationError, name: str, parameters: Mapping[str, Any]) -> ToolError:
+    lines = [f"The arguments of {name} do not fit, and it was not called:"]
+    for problem in error.errors(include_url=False):
+        path = _format_path(problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            names = ", ".join(parameters) or "none"
+            lines.append(f"- {path}: there is no such parameter (there are: {names})")
+        elif problem["type"] == "missing":
+            lines.append(f"- {path}: required, but missing")
+        else:
+            lines.append(
+                f"- {path}: {problem['msg'].removeprefix(VALUE_ERROR)} (got {shorten_repr(problem['input'], 80)})"
+            )
+    failure = ToolError("\n".join(lines))
+    failure.code = "invalid_arguments"
+    return failure
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -115,15 +115,16 @@ def by_branch(events: Sequence[Event]) -> Iterable[tuple[_BranchKey, Event]]:
     nested = {each.subtask_id: each for each in events if isinstance(each, SubtaskEvent)}
     runs: dict[str, Any] = {}
 
-    def get_key(run: str) -> Any:
-        if run not in runs:
-            runs[run] = len(runs)
-            if (call := nested.get(run)) is not None:
-                runs[run] = (get_key(call.task_id), call.branch, call.step, call.index)
-        return runs[run]
-
     for event in events:
-        yield (get_key(event.task_id), event.branch), event
+        yield (_get_run_key(event.task_id, nested, runs), event.branch), event
+
+
+def _get_run_key(run: str, nested: Mapping[str, SubtaskEvent], runs: dict[str, Any]) -> Any:
+    if run not in runs:
+        runs[run] = len(runs)
+        if (call := nested.get(run)) is not None:
+            runs[run] = (_get_run_key(call.task_id, nested, runs), call.branch, call.step, call.index)
+    return runs[run]
 
 
 def is_compared(event: Event) -> bool:

@@ -17,6 +17,9 @@ from rxloop.stream.scope import Scope, TimeScope
 _CALLS = "rxloop-tool-"
 """Task name prefix for tool calls."""
 
+_PAUSE = object()
+"""Value for waiting questions that will not be answered in this attempt."""
+
 
 class Position:
     """Position in the tree of nested runs.
@@ -98,7 +101,10 @@ class OpenQuestions:
             # Allow other calls from the same message to start.
             await asyncio.sleep(0)
             self._update()
-            return await answer
+            value = await answer
+            if value is _PAUSE:
+                raise Paused
+            return value
 
     @asynccontextmanager
     async def mark_waiting(
@@ -223,9 +229,8 @@ class OpenQuestions:
         if not is_any_busy and pauses:
             for each in waiting:
                 if each.answer is not None and not each.answer.done():
-                    each.answer.set_exception(Paused())
-                    # Otherwise, asyncio reports it if the call is cancelled before it reads the exception.
-                    each.answer.exception()
+                    # An exception would refer to its traceback, and therefore to this future.
+                    each.answer.set_result(_PAUSE)
 
     def _list_busy_tasks(self, position: Position, asking: set[Task[Any]]) -> list[Task[Any]]:
         """Return a run's busy tasks. Each of them gets a completion callback."""

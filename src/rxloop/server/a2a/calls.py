@@ -136,7 +136,11 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[bytes | None, N
             return reject_json(rpc, "the body is not valid JSON")
     inner = Request(request.scope, _replay(body, request.receive))
     a2a_request = inner.scope[_REQUEST_KEY] = A2aRequest(call.principal, inner)
-    response = await endpoint(inner)
+    try:
+        response = await endpoint(inner)
+    finally:
+        # The request refers to its scope.
+        del inner.scope[_REQUEST_KEY]
     if a2a_request.refused is not None:
         raise a2a_request.refused
     if not isinstance(response, EventSourceResponse):

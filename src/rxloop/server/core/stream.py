@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
@@ -126,7 +126,7 @@ async def deliver(
             scope.cancel()
 
         async with _watch(disconnected, partial(stop, "disconnected")):
-            with _limit_sends(send, stalled_after, partial(stop, "stalled")) as send_in_time:
+            with closing(_LimitedSend(send, stalled_after, partial(stop, "stalled"))) as send_in_time:
                 send_chunk = send_in_time if max_chunk is None else partial(_send_slices, send_in_time, max_chunk)
                 end = await _send_all(events, send_chunk, writer, heartbeat)
     end = end or "draining"
@@ -305,32 +305,31 @@ async def _read_chunks(events: Reader[T], heartbeat: float | None, writer: Frame
         await events.aclose()
 
 
-@contextmanager
-def _limit_sends(send: SendBytes, seconds: float, stop: Callable[[], None]) -> Generator[SendBytes]:
-    """Yield a `send` function with a timeout, calling `stop` if it expires.
+class _LimitedSend:
+    """Function `send` with a timeout, calling `stop` if it expires.
 
     A single timer checks at intervals, because starting a timer per call would cost more than most calls.
     """
-    loop = asyncio.get_running_loop()
-    send_started: float | None = None
 
-    async def send_in_time(chunk: bytes) -> None:
-        nonlocal send_started
-        send_started = loop.time()
-        await send(chunk)
-        send_started = None
+    def __init__(self, send: SendBytes, seconds: float, stop: Callable[[], None]) -> None:
+        self._send, self._seconds, self._stop = send, seconds, stop
+        self._loop = asyncio.get_running_loop()
+        self._started: float | None = None
+        self._timer = self._loop.call_later(seconds, self._check)
 
-    def check() -> None:
-        nonlocal timer
-        deadline = (loop.time() if send_started is None else send_started) + seconds
-        if send_started is not None and deadline <= loop.time():
-            log.info("Disconnecting a client that stalled for %g s", seconds)
-            stop()
+    async def __call__(self, chunk: bytes) -> None:
+        self._started = self._loop.time()
+        await self._send(chunk)
+        self._started = None
+
+    def _check(self) -> None:
+        deadline = (self._loop.time() if self._started is None else self._started) + self._seconds
+        if self._started is not None and deadline <= self._loop.time():
+            log.info("Disconnecting a client that stalled for %g s", self._seconds)
+            self._stop()
         else:
-            timer = loop.call_at(deadline, check)
+            self._timer = self._loop.call_at(deadline, self._check)
 
-    timer = loop.call_later(seconds, check)
-    try:
-        yield send_in_time
-    finally:
-        timer.cancel()
+    def close(self) -> None:
+        """Stop the timer."""
+        self._timer.cancel()

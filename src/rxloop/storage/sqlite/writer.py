@@ -24,7 +24,7 @@ from rxloop.storage.sqlite.database import Fsync, checkpoint, convert_errors, is
 from rxloop.storage.sqlite.file import OpenFile
 from rxloop.storage.sqlite.leases import Lease, Leases
 from rxloop.storage.sqlite.worker import ThreadFuture, Work, Worker
-from rxloop.support.garbage import ignore_large_data
+from rxloop.support.garbage import ignore_large_data, is_processing_large_data
 
 T = TypeVar("T")
 
@@ -105,13 +105,14 @@ class Writer:
     def _write_directly(self, work: Callable[[sqlite3.Connection], T], events: int = 1) -> T | _Later:
         """Execute a short write on the calling thread, which is faster than switching threads.
 
-        Return `_LATER` without writing if this would wait for the disk, the thread or another process.
+        Return `_LATER` without writing if this would wait for the disk, the thread or another process, or if a thread
+        processes large data: each SQLite call lets this thread run for five milliseconds or more.
 
         Args:
             work: Function that does not wait for other writers.
             events: Number of written events.
         """
-        if self._fsync == "full":
+        if self._fsync == "full" or is_processing_large_data():
             return _LATER
         with self._worker.borrow() as connection, convert_errors(self.path):
             if connection is None:
@@ -152,7 +153,7 @@ class Writer:
             return
         try:
             count = sum(len(batch.events) for batch in batches)
-            with ignore_large_data(count), convert_errors(self.path), transaction(connection):
+            with ignore_large_data(count, is_loaded=True), convert_errors(self.path), transaction(connection):
                 outcomes = [
                     append(connection, batch.task_id, _encode(batch.events), batch.expected_seq, batch.writer, fence)
                     for batch in batches
