@@ -29,9 +29,7 @@ from rxloop.server.http import reads
 from rxloop.server.mcp import calls
 from rxloop.state import earlier_attempts
 from rxloop.storage import conversation
-from rxloop.stream import back_pressure
 from rxloop.stream.hub import Hub
-from rxloop.support import garbage
 from rxloop.support.threads import run_in_thread
 from rxloop.testing import ScriptedModel
 from rxloop.thinking.graph import ThoughtGraph
@@ -157,40 +155,6 @@ async def test_other_tasks_run_while_a_long_run_is_followed(kind: str) -> None:
         await events.pipe(ops.do_action(lambda event: turns.count_item()), ops.last())
     assert turns.items.total() == 1_203
     assert max(turns.items.values()) <= 200
-
-
-@pytest.mark.parametrize(("after", "is_long"), [(None, True), ("long/1.600.0", True), ("long/1.900.0", False)])
-async def test_garbage_collections_skip_the_stored_events_of_a_long_run_that_is_followed(
-    after: str | None, monkeypatch: pytest.MonkeyPatch, *, is_long: bool
-) -> None:
-    log, skipped, exclusion = MemoryEventLog(), list[bool](), garbage._EXCLUSION
-    # Tests exclude objects themselves.
-    monkeypatch.setattr(exclusion, "_used_by_program", False)
-    await store_long_run(log, steps=240)
-    before = exclusion.large_data
-    async with Runtime({"clerk": make_clerk()}, log=log) as runtime:
-        events = runtime.follow("long", after=after)
-        await events.pipe(ops.do_action(lambda event: skipped.append(exclusion.large_data > before)), ops.last())
-    assert set(skipped) == {is_long}
-    assert exclusion.large_data == before
-
-
-async def test_garbage_collections_include_a_stored_run_while_its_slow_reader_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    log, exclusion = MemoryEventLog(), garbage._EXCLUSION
-    monkeypatch.setattr(exclusion, "_used_by_program", False)
-    monkeypatch.setattr(back_pressure, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(Event, "decoded_size", 1)
-    await store_long_run(log, steps=240)
-    before, count = exclusion.large_data, 0
-    async with Runtime({"clerk": make_clerk()}, log=log) as runtime:
-        async for _ in runtime.follow("long"):
-            count += 1
-            if count == 300:
-                # The source delivers all events for which it need not wait.
-                await wait_until(lambda: exclusion.large_data == before)
-    assert count == 1_203
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -121,21 +121,19 @@ async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.
         raise EventLogError(f"the event log could not be read: {error}") from error
 
 
-async def process_events(
-    log: EventLog, task_id: str, function: Callable[[Sequence[Event]], T], *, after_seq: int = 0
-) -> T:
+async def process_events(log: EventLog, task_id: str, function: Callable[[Sequence[Event]], T], after: int = 0) -> T:
     """Pass the events of a run to a function, in a thread if there are many, and free them.
 
     Args:
         log: Event log with the run.
         task_id: Run ID.
         function: Called once. It may keep some of the events.
-        after_seq: `seq` of the event before the first event to read.
+        after: `seq` of the event before the first event to read.
 
     Raises:
         EventLogError: As in `read_log`.
     """
-    events = [await read_log(log.read, task_id, after_seq=after_seq)]
+    events = [await read_log(log.read, task_id, after_seq=after)]
     try:
         return await compute(lambda: function(events[0]), steps=len(events[0]))
     finally:

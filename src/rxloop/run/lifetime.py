@@ -122,10 +122,6 @@ class Lifetime:
         """Cause of ending. None if undecided, or if the run has no work left."""
         return None if self._end is _UNDECIDED else self._end
 
-    def forget_end(self) -> None:
-        """Release the error that caused the end. The handle of the run must have been dropped."""
-        self._end = None
-
     @property
     def closing_end(self) -> Canceled | Released:
         """End used when the event loop is closing."""

@@ -261,7 +261,7 @@ def _handle_dropped(attempt: Attempt) -> None:
     if lifetime.phase in (Phase.OVER, Phase.REFUSED):
         # The frames of their tracebacks refer to the attempt, which would only be freed by a garbage collection.
         attempt.refusal = None
-        lifetime.forget_end()
+        lifetime.revise(None)
 
 
 def _describe_failure(attempt: Attempt) -> str | None:

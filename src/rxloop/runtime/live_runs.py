@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import ExitStack, aclosing, closing, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,6 @@ from rxloop.stream.back_pressure import Gate, WindowedPush
 from rxloop.stream.readers import Merger
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream
-from rxloop.support.garbage import ignore_large_data
 
 
 class RuntimeLoad(NamedTuple):
@@ -180,7 +179,7 @@ async def _read_events(log: EventLog, runs: LiveRunLookup, task_id: str, progres
                 record = await read_log(log.get_record, task_id)
                 if not await _has_all_events(record, *position, is_over=progress.is_over):
                     events = follow_on(log, task_id, *position, strict=strict, deltas=log.takes_deltas, until="end")
-                    await progress.read(events, record.seq)
+                    await progress.read(events)
                 return
         except TimeoutError:
             if not log_timeout.expired():
@@ -204,10 +203,6 @@ async def _has_all_events(
     return (cursor.task_id, cursor.attempt, cursor.seq) == (record.task_id, record.attempt, record.seq)
 
 
-_MANY_EVENTS = 500
-"""Number of stored events that would noticeably delay a garbage collection."""
-
-
 class _Progress:
     """Position of a reader within a run."""
 
@@ -219,8 +214,7 @@ class _Progress:
         """Last durable event."""
         self.has_ended = False
         self._log, self._task_id = log, task_id
-        self._exclusion = _Exclusion()
-        self._push = WindowedPush(push, gate, self._exclusion.pause)
+        self._push = WindowedPush(push, gate)
         self._ends_at_pause = ends_at_pause
 
     async def is_over(self, record: RunRecord) -> bool:
@@ -231,57 +225,19 @@ class _Progress:
         status = await read_status(self._log, record)
         return status.record.seq == record.seq and status.state in IDLE_STATES
 
-    async def read(self, events: Stream[AnyEvent], stored_seq: int = 0) -> None:
-        """Forward events until either the stream or the run has ended.
-
-        Args:
-            events: Events of the run.
-            stored_seq: Last `seq` in the log. Garbage collections skip the events up to this one while they are read.
-        """
-        cursor = read_cursor(self.cursor or "", strict=False)
+    async def read(self, events: Stream[AnyEvent]) -> None:
+        """Forward events until either the stream or the run has ended."""
         async with aclosing(aiter(events)) as reader:
-            with closing(self._exclusion):
-                if stored_seq - cursor.seq > _MANY_EVENTS:
-                    self._exclusion.start()
-                async for event in reader:
-                    if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
-                        record = await read_log(self._log.get_record, self._task_id)
-                        if event.state == "working" or event.seq > record.seq:
-                            # The attempt has ended without being logged, so continue with the log.
-                            continue
-                        # Failed or cancelled runs may have been resumed since.
-                        self.has_ended = event.seq == record.seq and await self.is_over(record)
-                    self.cursor = event.cursor
-                    self.last = event if event.durable else self.last
-                    await self._push(event)
-                    if self.has_ended:
-                        return
-                    if event.seq == stored_seq:
-                        self._exclusion.close()
-
-
-class _Exclusion:
-    """Block in which garbage collections skip the events that a reader receives from the log."""
-
-    def __init__(self) -> None:
-        self._is_started = False
-        self._block = ExitStack()
-
-    def start(self) -> None:
-        """Start to skip events."""
-        self._is_started = True
-        self._block.enter_context(ignore_large_data())
-
-    def close(self) -> None:
-        """Stop skipping events."""
-        self._is_started = False
-        self._block.close()
-
-    @contextmanager
-    def pause(self) -> Generator[None]:
-        """Do not skip events while the reader is waited for, which can take long."""
-        is_started = self._is_started
-        self.close()
-        yield
-        if is_started:
-            self.start()
+            async for event in reader:
+                if isinstance(event, StatusUpdateEvent) and ends_attempt(event):
+                    record = await read_log(self._log.get_record, self._task_id)
+                    if event.state == "working" or event.seq > record.seq:
+                        # The attempt has ended without being logged, so continue with the log.
+                        continue
+                    # Failed or cancelled runs may have been resumed since.
+                    self.has_ended = event.seq == record.seq and await self.is_over(record)
+                self.cursor = event.cursor
+                self.last = event if event.durable else self.last
+                await self._push(event)
+                if self.has_ended:
+                    return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from reactivex import abc
@@ -58,21 +57,10 @@ class Gate:
 
 
 class WindowedPush:
-    """Function that delivers decoded events in windows. Each window must be read before the next one is delivered.
+    """Function that delivers decoded events in windows. Each window must be read before the next one is delivered."""
 
-    Args:
-        push: Delivers an event.
-        gate: Gate of the readers.
-        while_waiting: Context manager that is active while this function waits for readers.
-    """
-
-    def __init__(
-        self,
-        push: Callable[[Any], None],
-        gate: Gate,
-        while_waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
-        self._push, self._gate, self._while_waiting = push, gate, while_waiting
+    def __init__(self, push: Callable[[Any], None], gate: Gate) -> None:
+        self._push, self._gate = push, gate
         self._size = self._count = 0
         self._buffers: set[ReadBuffer] = set()
 
@@ -87,17 +75,14 @@ class WindowedPush:
         self._size += event.decoded_size
         if self._size >= WINDOW_BYTES:
             self._size = 0
-            if self._buffers:
-                with self._while_waiting():
-                    while self._buffers:
-                        await self._buffers.pop().wait_until_read()
+            while self._buffers:
+                await self._buffers.pop().wait_until_read()
         self._count += 1
         if self._count % EVENTS_PER_TURN == 0:
             # Events from a memory log have no size, and views can drop events before a buffer.
             await asyncio.sleep(0)
         if self._gate.closed:
-            with self._while_waiting():
-                await self._gate.wait()
+            await self._gate.wait()
 
 
 class Gates(Gate):

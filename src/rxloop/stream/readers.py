@@ -222,14 +222,14 @@ def prepend_past(source: Observable[Event], read: Read) -> Observable[Event]:
             queue = None
 
         async def fetch(push: Push[Event], first: Event) -> None:
-            # Other tasks run in between, because there can be many events.
-            for number, event in enumerate(await _read_missing(read, first) or gaps, start=1):
-                push(event)
-                if number % EVENTS_PER_TURN == 0:
-                    await asyncio.sleep(0)
-            while queue and len(queue) > EVENTS_PER_TURN:
+            # There can be many events, so other tasks run in between, and events that were read are freed.
+            past = deque(await _read_missing(read, first) or gaps)
+            while past or queue:
                 for _ in range(EVENTS_PER_TURN):
-                    queue.popleft()()
+                    if past:
+                        push(past.popleft())
+                    elif queue:
+                        queue.popleft()()
                 await asyncio.sleep(0)
             release()
 

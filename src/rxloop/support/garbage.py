@@ -188,8 +188,7 @@ def ignore_large_data(count: int = _LARGE, *, is_loaded: bool = False) -> Genera
     try:
         yield
     finally:
-        if block is not None:
-            _EXCLUSION.end_block(block)
+        _EXCLUSION.end_block(block)
 
 
 def is_processing_large_data() -> bool:

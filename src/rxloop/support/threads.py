@@ -323,17 +323,9 @@ def free_in_thread(objects: list[Any]) -> None:
         return
     try:
         # The garbage collector can call finalizers while this thread holds the lock of the pool.
-        asyncio.get_running_loop().call_soon(_submit_free, objects)
+        asyncio.get_running_loop().call_soon(_COMPUTING.submit, _free, objects)
     except RuntimeError:
         # This thread has no event loop, or the event loop is closed.
-        _free(objects)
-
-
-def _submit_free(objects: list[Any]) -> None:
-    try:
-        _COMPUTING.submit(_free, objects)
-    except RxloopError:
-        # The pool accepts no more functions.
         _free(objects)
 
 

@@ -96,7 +96,8 @@ class ContextBuilder(DefaultServerCallContextBuilder):
     @override
     def build(self, request: Request) -> ServerCallContext:
         context = super().build(request)
-        context.state[_REQUEST_KEY] = request.scope[_REQUEST_KEY]
+        # It refers to the scope, so remove it from there to break the reference cycle.
+        context.state[_REQUEST_KEY] = request.scope.pop(_REQUEST_KEY)
         return context
 
 
@@ -136,11 +137,7 @@ async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[bytes | None, N
             return reject_json(rpc, "the body is not valid JSON")
     inner = Request(request.scope, _replay(body, request.receive))
     a2a_request = inner.scope[_REQUEST_KEY] = A2aRequest(call.principal, inner)
-    try:
-        response = await endpoint(inner)
-    finally:
-        # The request refers to its scope.
-        del inner.scope[_REQUEST_KEY]
+    response = await endpoint(inner)
     if a2a_request.refused is not None:
         raise a2a_request.refused
     if not isinstance(response, EventSourceResponse):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -281,27 +281,28 @@ class TaskHandler(RequestHandler):
             raise PushNotificationNotSupportedError
         return self._served.push
 
-    @override
-    async def on_create_task_push_notification_config(
-        self, params: pb.TaskPushNotificationConfig, context: ServerCallContext
-    ) -> pb.TaskPushNotificationConfig:
+    @asynccontextmanager
+    async def _open_push(self, params: Any, context: ServerCallContext) -> AsyncGenerator[tuple[Push, RunRecord]]:
+        """Yield the webhooks of the server, and the record of the task if the principal may access it."""
         request = get_request(context)
         with request.convert_errors():
             push = self._push
             validate_proto_required_fields(params)
-            record = await self._served.record(request.principal, params.task_id)
-            await push.check(params, request.principal)
+            yield push, await self._served.record(request.principal, params.task_id)
+
+    @override
+    async def on_create_task_push_notification_config(
+        self, params: pb.TaskPushNotificationConfig, context: ServerCallContext
+    ) -> pb.TaskPushNotificationConfig:
+        async with self._open_push(params, context) as (push, record):
+            await push.check(params, get_request(context).principal)
             return await push.register(record, params, after_seq=record.seq)
 
     @override
     async def on_get_task_push_notification_config(
         self, params: pb.GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> pb.TaskPushNotificationConfig:
-        request = get_request(context)
-        with request.convert_errors():
-            push = self._push
-            validate_proto_required_fields(params)
-            record = await self._served.record(request.principal, params.task_id)
+        async with self._open_push(params, context) as (push, record):
             configs = {each.id: each for each in await push.list_configs(record.task_id)}
             if params.id not in configs:
                 raise TaskNotFoundError
@@ -311,22 +312,14 @@ class TaskHandler(RequestHandler):
     async def on_list_task_push_notification_configs(
         self, params: pb.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> pb.ListTaskPushNotificationConfigsResponse:
-        request = get_request(context)
-        with request.convert_errors():
-            push = self._push
-            validate_proto_required_fields(params)
-            record = await self._served.record(request.principal, params.task_id)
+        async with self._open_push(params, context) as (push, record):
             return pb.ListTaskPushNotificationConfigsResponse(configs=await push.list_configs(record.task_id))
 
     @override
     async def on_delete_task_push_notification_config(
         self, params: pb.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        request = get_request(context)
-        with request.convert_errors():
-            push = self._push
-            validate_proto_required_fields(params)
-            record = await self._served.record(request.principal, params.task_id)
+        async with self._open_push(params, context) as (push, record):
             await push.remove(record.task_id, params.id)
 
     # -- agent card

@@ -342,7 +342,7 @@ class Calls:
             return Answer()
         # The answer is usually among the last events, so read all events only if it is not.
         for after in (max(0, end.seq - _RECENT_EVENTS), 0):
-            answer = await process_events(self._gateway.runtime.log, end.task_id, _find_answer, after_seq=after)
+            answer = await process_events(self._gateway.runtime.log, end.task_id, _find_answer, after)
             if answer is not None:
                 return answer
         return Answer()
