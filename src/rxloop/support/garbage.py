@@ -113,13 +113,15 @@ class _Exclusion:
         Returns:
             A value for `end_block`, or None if the program excludes objects itself.
         """
+        if may_collect and self._is_complete_due and not self.large_data:
+            # Finalizers can wait for other threads, so do not hold the lock.
+            gc.collect()
+            self.reset()
         with self.lock:
             if not self.blocks:
                 if large_data and self.is_used_by_program():
                     return None
                 gc.callbacks.append(self)
-            if may_collect and self._is_complete_due and not self.large_data:
-                gc.collect()
             block = object()
             self._blocks[block] = large_data
             self._exclude()

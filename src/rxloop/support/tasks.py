@@ -55,19 +55,16 @@ async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     # Imported on first use to speed up importing rxloop.
     from anyio import CancelScope
 
-    cancelled: asyncio.CancelledError | None = None
+    # Not a variable, because the traceback of the exception refers to this frame.
+    cancelled: list[asyncio.CancelledError] = []
     with CancelScope(shield=True):
         while pending := [task for task in tasks if not task.done()]:
             try:
                 await asyncio.wait(pending)
             except asyncio.CancelledError as error:
-                cancelled = error
-    if cancelled is not None:
-        try:
-            raise cancelled
-        finally:
-            # Its traceback refers to this frame.
-            del cancelled
+                cancelled = [error]
+    if cancelled:
+        raise cancelled.pop()
 
 
 async def close_all(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
