@@ -158,7 +158,7 @@ async def test_ended_run_is_freed_without_a_garbage_collection(
         start(attempt, *args)
 
     monkeypatch.setattr(Attempt, "__init__", watch)
-    # The records of logged errors, which pytest keeps, contain tracebacks.
+    # pytest keeps log records with their tracebacks.
     caplog.set_level(logging.CRITICAL, logger="rxloop")
     turn, use = USES[name]
     model = ScriptedModel(turn, "Done.", "Done.")

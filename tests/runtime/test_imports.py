@@ -1,4 +1,4 @@
-"""Modules that a runtime imports before its first run."""
+"""Tests that runs do not import modules, which would block the event loop."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.
 
 
 async def process_events(log: EventLog, task_id: str, function: Callable[[Sequence[Event]], T], after: int = 0) -> T:
-    """Pass the events of a run to a function, in a thread if there are many, and free them.
+    """Call a function with the events of a run. Large runs are processed and freed in a thread.
 
     Args:
         log: Event log with the run.

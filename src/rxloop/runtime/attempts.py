@@ -25,8 +25,7 @@ from rxloop.runtime.live_runs import LiveRuns
 from rxloop.runtime.probation import Probation, Suspicion
 from rxloop.support.tasks import limit_time
 
-# Programs without a runtime import these modules when they need them. In a runtime, the first run that needs them would
-# block the event loop.
+# Import lazily imported modules now, because importing them during a run blocks the event loop.
 for _module in ("pipeline.ask", "run.admission", "run.fork", "run.loader", "run.questions.recorded_answers"):
     import_module(f"rxloop.{_module}")
 

@@ -222,7 +222,7 @@ def prepend_past(source: Observable[Event], read: Read) -> Observable[Event]:
             queue = None
 
         async def fetch(push: Push[Event], first: Event) -> None:
-            # There can be many events, so other tasks run in between, and events that were read are freed.
+            # Yield to other tasks between batches of events.
             past = deque(await _read_missing(read, first) or gaps)
             while past or queue:
                 for _ in range(EVENTS_PER_TURN):

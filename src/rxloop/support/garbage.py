@@ -58,7 +58,7 @@ class _Exclusion:
     @property
     def large_data(self) -> int:
         """Number of active blocks of `ignore_large_data`."""
-        # Other threads may change the blocks, but not while they are copied.
+        # Copy the values, because other threads may add blocks.
         return sum([*self._blocks.values()])
 
     def is_used_by_program(self) -> bool:
@@ -128,7 +128,7 @@ class _Exclusion:
         return block
 
     def end_block(self, block: object) -> None:
-        """End a block, in any thread. Do nothing if it has ended."""
+        """End a block. Can be called in any thread, and has no effect if the block has already ended."""
         with self.lock:
             self._blocks.pop(block, None)
             if not self._blocks and self in gc.callbacks:
@@ -136,10 +136,7 @@ class _Exclusion:
                 gc.unfreeze()
 
     def after_fork(self) -> None:
-        """End all blocks in a forked process, which does not continue the functions and tasks that started them.
-
-        The block of the function that forked the process ends early. This affects only the length of collections.
-        """
+        """End all blocks. Called in a forked process, in which other threads no longer exist."""
         # Another thread of the parent process may have held the lock.
         self.lock = threading.RLock()
         self._blocks.clear()

@@ -45,8 +45,7 @@ async def limit_time(
             raise
         raise make_error() from error
     finally:
-        # It refers to the task, which keeps the exception that ended it, whose traceback refers to this frame. This
-        # reference cycle would keep everything that the task used until a garbage collection.
+        # Break a reference cycle between this frame, the timeout, its task and the task's exception.
         del limit
 
 
@@ -55,7 +54,7 @@ async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     # Imported on first use to speed up importing rxloop.
     from anyio import CancelScope
 
-    # Not a variable, because the traceback of the exception refers to this frame.
+    # A list avoids a reference cycle between the exception and this frame.
     cancelled: list[asyncio.CancelledError] = []
     with CancelScope(shield=True):
         while pending := [task for task in tasks if not task.done()]:

@@ -229,7 +229,7 @@ class OpenQuestions:
         if not is_any_busy and pauses:
             for each in waiting:
                 if each.answer is not None and not each.answer.done():
-                    # An exception would refer to its traceback, and therefore to this future.
+                    # Setting an exception would create a reference cycle through its traceback.
                     each.answer.set_result(_PAUSE)
 
     def _list_busy_tasks(self, position: Position, asking: set[Task[Any]]) -> list[Task[Any]]:

@@ -283,7 +283,7 @@ class TaskHandler(RequestHandler):
 
     @asynccontextmanager
     async def _open_push(self, params: Any, context: ServerCallContext) -> AsyncGenerator[tuple[Push, RunRecord]]:
-        """Yield the webhooks of the server, and the record of the task if the principal may access it."""
+        """Validate a request for a webhook. Yield the registry of webhooks and the record of the task."""
         request = get_request(context)
         with request.convert_errors():
             push = self._push
