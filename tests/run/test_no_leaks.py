@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
@@ -36,6 +37,7 @@ from support.run_checks import (
     run_ready_tasks,
     wait_until,
 )
+from support.tcp_server import serve_connections, stop_accepting
 
 RUNS = 1_000
 BATCH = 100
@@ -203,6 +205,21 @@ async def test_a_thousand_runs_leak_nothing(end: str, caplog: pytest.LogCaptureF
     assert _warnings(caplog) == []
 
 
+@pytest.mark.parametrize("turns", range(5))
+@pytest.mark.usefixtures("young_heap")
+async def test_connection_that_is_accepted_while_a_server_stops_is_closed(turns: int) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with serve_connections(handle) as port:
+        client = socket.create_connection(("127.0.0.1", port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with client:
+        # An abandoned connection would now cause a warning.
+        gc.collect()
+
+
 async def test_ended_run_has_no_subscribers() -> None:
     run = Agent(ScriptedModel(call("look"), "Hi."), tools=[look]).run("Go.")
     hub = run._attempt.recorder.hub
@@ -301,6 +318,7 @@ async def serve_app(app: FastAPI) -> AsyncGenerator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
+        await stop_accepting(*server.servers)
         server.should_exit = True
         await task
         await abort_connections(server)

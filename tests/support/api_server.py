@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import httpx
 import uvicorn
 from typing_extensions import override
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime, tool
 from rxloop.cli.service.process import get_url, open_listener
 from rxloop.errors import EventLogError
 from rxloop.server import Api, Principal, api, bearer
+from support.tcp_server import stop_accepting
 
 TOKENS: dict[str, Principal | str] = {
     "ann-key": "ann",
@@ -32,15 +32,7 @@ TRUSTED = bearer({f"{name}-key": Principal(name, frozenset({"internal"})) for na
 
 class _Server(uvicorn.Server):
     def __init__(self, app: Any) -> None:
-        self.transports = transports = list[asyncio.Transport]()
-        """All transports, including those that uvicorn no longer tracks."""
-
-        class Protocol(AutoHTTPProtocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                transports.append(cast("asyncio.Transport", transport))
-                super().connection_made(transport)
-
-        super().__init__(uvicorn.Config(app, log_level="critical", lifespan="off", http=Protocol))
+        super().__init__(uvicorn.Config(app, log_level="critical", lifespan="off"))
         self.accepts = asyncio.Event()
         self.stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -57,6 +49,10 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
         # A signal alone does not wake the event loop.
         self._loop.call_soon_threadsafe(self.stopping.set)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await stop_accepting(*self.servers)
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -86,10 +82,6 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
             server.stopping.set()
             await task
             await abort_connections(server)
-            for transport in server.transports:
-                transport.abort()
-            # The event loop closes aborted connections in its next turn.
-            await asyncio.sleep(0)
 
 
 class RunningApi:

@@ -10,6 +10,19 @@ from typing import Any
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+async def stop_accepting(*servers: asyncio.Server) -> None:
+    """Stop accepting connections, and wait until each accepted connection has a transport.
+
+    If a server is closed between these steps, asyncio abandons the connection without closing its socket. The warning
+    would fail a later test.
+    """
+    for server in servers:
+        for each in server.sockets:
+            asyncio.get_running_loop().remove_reader(each)
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
 @contextlib.asynccontextmanager
 async def serve_connections(handle: Handler, host: str = "127.0.0.1", **options: Any) -> AsyncGenerator[int]:
     """Serve TCP connections for the duration of the block, and yield the port.
@@ -34,10 +47,8 @@ async def serve_connections(handle: Handler, host: str = "127.0.0.1", **options:
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
+        await stop_accepting(server)
         server.close()
-        # A connection that has just been accepted is added in one of the next turns.
-        for _ in range(3):
-            await asyncio.sleep(0)
         for task, writer in connections.items():
             task.cancel()
             writer.transport.abort()

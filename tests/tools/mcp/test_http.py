@@ -23,6 +23,7 @@ from rxloop.tools.mcp import mcp
 from support.api_server import abort_connections
 from support.mcp_servers.runs import count_open_files, results
 from support.run_checks import wait_until
+from support.tcp_server import stop_accepting
 
 CLOSINGS = int(os.environ.get("RXLOOP_CLOSINGS", "25"))
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -67,6 +68,7 @@ class ToolServer:
         try:
             yield f"http://127.0.0.1:{runner.servers[0].sockets[0].getsockname()[1]}/mcp"
         finally:
+            await stop_accepting(*runner.servers)
             runner.should_exit = True
             with suppress(asyncio.CancelledError):
                 await task
