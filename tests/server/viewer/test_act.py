@@ -159,6 +159,7 @@ async def test_invalid_value_is_reported_at_its_field(page: Page) -> None:
         await expect(form.get_by_label("nights")).to_have_attribute("aria-invalid", "false")
         await age.fill("42")
         await find_button(page, "Send the answer").click()
+        await expect(find_question(page)).to_have_count(0)
         assert await served.wait(task_id) == "completed"
         [result] = await read_results(served, task_id)
         assert result == '{"room":"double","nights":2,"vegan":false,"guests":[{"name":"Ann","age":42}]}'
@@ -186,7 +187,6 @@ async def test_second_of_two_answers_is_refused_in_words(page: Page, chromium: B
             await expect(find_question(each)).to_be_visible()
         await find_button(page, "Approve and run refund").click()
         await find_button(other, "Refuse").click()
-        await served.wait(task_id)
         for each in (page, other):
             await expect(each.locator(".path .state.completed")).to_be_visible()
             await expect(find_question(each)).to_have_count(0)
@@ -356,6 +356,7 @@ async def test_result_or_error_of_a_client_tool_can_be_sent(page: Page) -> None:
         await second.get_by_role("button", name="Send the error", exact=True).click()
         await page.get_by_label("Result", exact=True).and_(page.locator("[data-path]")).fill("7.5")
         await find_button(page, "Send the answer").click()
+        await expect(find_question(page)).to_have_count(0)
         assert await served.wait(task_id) == "completed"
         events = await served.runtime.log.read(task_id)
         ends = [each for each in events if isinstance(each, ToolCompleteEvent)]
