@@ -14,6 +14,7 @@ import pytest
 import rxloop
 from rxloop import Agent, Run, op, tool
 from rxloop.client import Client
+from rxloop.support.garbage import ignore_large_data, is_processing_large_data
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serve_api
 from support.cancellation import make_endless_model, start_observed_run, wait_until_canceled
@@ -335,6 +336,46 @@ async def test_run_ends_when_a_reference_cycle_keeps_the_suspended_body(form: Re
         async with asyncio.timeout(8):
             await wait_until(lambda: not any(model.open for model in models.values()))
     assert [name for name, model in models.items() if model.open] == []
+
+
+@pytest.mark.usefixtures("disabled_collector")
+async def test_no_full_collection_examines_large_data_when_a_reader_is_canceled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # P17
+    model = ScriptedModel(frames("-a-", 0.003))
+    is_large: list[bool] = []
+    has_received = asyncio.Event()
+    collect = gc.collect
+
+    def watch(generation: int = 2) -> int:
+        if generation == 2:
+            is_large.append(is_processing_large_data())
+        return collect(generation)
+
+    async def send() -> None:
+        response: dict[str, Any] = {"body": read_text(Agent(model))}
+        response["itself"] = response
+        async for _ in response["body"]:
+            has_received.set()
+            await asyncio.sleep(100)
+
+    async def read_text(agent: Agent) -> AsyncGenerator[str]:
+        async for text in agent.run("Go.").text():
+            yield text
+
+    monkeypatch.setattr(gc, "collect", watch)
+    task = asyncio.create_task(send())
+    await has_received.wait()
+    with ignore_large_data():
+        collect(0)
+        collect(1)
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0.4)
+        assert model.open
+    async with asyncio.timeout(20):
+        await wait_until(lambda: not model.open)
+    assert is_large == [False]
 
 
 async def test_reader_can_continue_after_its_task_was_canceled_between_two_reads(

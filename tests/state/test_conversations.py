@@ -372,6 +372,18 @@ async def test_cache_of_conversations_is_bounded(log: Any, monkeypatch: pytest.M
     assert list(log.local.get(conversation.ConversationCache)) == ["long"]
 
 
+async def test_number_of_cached_messages_is_bounded(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "_MAX_MESSAGES", 5)
+    for context_id in ("a", "a", "b", "b", "c", "c"):
+        await make_agent(log, "hello").run("hi", context_id=context_id)
+    # The second run of each conversation reads two messages.
+    assert list(log.local.get(conversation.ConversationCache)) == ["b", "c"]
+    for _ in range(2):
+        await make_agent(log, "hello").run("hi", context_id="c")
+    # The largest conversation remains, even if it has more messages.
+    assert list(log.local.get(conversation.ConversationCache)) == ["c"]
+
+
 async def test_long_conversation_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryEventLog()
     for n in range(300):

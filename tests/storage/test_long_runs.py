@@ -19,7 +19,7 @@ from rxloop.protocol.messages import Message
 from rxloop.recorded.replay import history
 from rxloop.storage.postgres import reads, rows
 from rxloop.storage.sqlite import writer
-from rxloop.support import garbage
+from rxloop.support.garbage import ignore_large_data, is_processing_large_data
 from rxloop.support.threads import THREADS
 from rxloop.testing import ScriptedModel
 from support.dropped_questions import shared_logs
@@ -43,16 +43,6 @@ async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[
         yield make()
 
 
-@pytest.fixture
-def exclusions(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """Function that returns True while large data is excluded from garbage collections."""
-    exclusion = garbage._EXCLUSION
-    # Tests exclude objects themselves.
-    monkeypatch.setattr(exclusion, "_used_by_program", False)
-    before = exclusion.large_data
-    return lambda: exclusion.large_data > before
-
-
 @pytest.mark.parametrize("log", LOGS, indirect=True)
 @pytest.mark.parametrize(("steps", "is_long"), [(10, False), (240, True)])
 @pytest.mark.parametrize("read", READS)
@@ -60,7 +50,6 @@ async def test_events_of_a_long_run_are_parsed_in_a_thread_without_full_garbage_
     read: str,
     log: EventLog,
     steps: int,
-    exclusions: Callable[[], bool],
     monkeypatch: pytest.MonkeyPatch,
     *,
     is_long: bool,
@@ -70,7 +59,7 @@ async def test_events_of_a_long_run_are_parsed_in_a_thread_without_full_garbage_
     parse: Any = Event.from_json
 
     def watch(cls: type[Event], data: bytes) -> Event:
-        excluded.append(exclusions())
+        excluded.append(is_processing_large_data())
         threads.append(threading.current_thread())
         return parse(data)
 
@@ -80,7 +69,7 @@ async def test_events_of_a_long_run_are_parsed_in_a_thread_without_full_garbage_
     assert set(excluded) == {is_long}
     if is_long:
         assert threading.current_thread() not in threads
-    assert not exclusions()
+    assert not is_processing_large_data()
 
 
 @pytest.mark.service("postgres")
@@ -137,7 +126,7 @@ async def test_pipeline_receives_a_limited_number_of_rows(log: EventLog, monkeyp
 
 @pytest.mark.parametrize("log", LOGS, indirect=True)
 async def test_large_batch_is_prepared_in_a_thread_without_full_garbage_collections(
-    log: EventLog, exclusions: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await log.list_runs()
     prepared, threads = list[bool](), list[threading.Thread]()
@@ -145,7 +134,7 @@ async def test_large_batch_is_prepared_in_a_thread_without_full_garbage_collecti
     prepare = getattr(module, name)
 
     def watch(*arguments: Any) -> Any:
-        prepared.append(exclusions())
+        prepared.append(is_processing_large_data())
         threads.append(threading.current_thread())
         return prepare(*arguments)
 
@@ -203,7 +192,6 @@ async def test_postgres_log_does_not_wait_for_user_functions(log: EventLog, monk
         assert user_function.result()
 
 
-@pytest.mark.usefixtures("exclusions")
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_sqlite_log_writes_in_its_thread_while_large_data_is_processed(
     is_busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -219,20 +207,18 @@ async def test_sqlite_log_writes_in_its_thread_while_large_data_is_processed(
     # Opens the file.
     await agent.run("Hello.")
     monkeypatch.setattr(writer, "transaction", watch)
-    with garbage.ignore_large_data(500 if is_busy else 0):
+    with ignore_large_data(500 if is_busy else 0):
         await agent.run("Hello again.")
     await log.aclose()
     assert (threading.get_ident() not in threads) is is_busy
 
 
-async def test_copied_events_of_a_fork_are_collected_in_small_parts(
-    exclusions: Callable[[], bool], tmp_path: Path
-) -> None:
+async def test_copied_events_of_a_fork_are_collected_in_small_parts(tmp_path: Path) -> None:
     log, sizes = SqliteEventLog(tmp_path / "log"), list[int]()
     await store_long_run(log, steps=2_000)
 
     def measure(phase: str, info: dict[str, int]) -> None:
-        if phase == "start" and exclusions() and info["generation"] == 0:
+        if phase == "start" and is_processing_large_data() and info["generation"] == 0:
             sizes.append(len(gc.get_objects(generation=0)))
 
     agent = Agent(ScriptedModel("Found."), name="searcher", log=log, limits=Limits(iterations=3_000))
@@ -250,7 +236,7 @@ async def test_copied_events_of_a_fork_are_collected_in_small_parts(
 
 @pytest.mark.parametrize("log", LOGS, indirect=True)
 async def test_events_of_many_short_runs_are_parsed_like_those_of_a_long_run(
-    log: EventLog, exclusions: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = Agent(ScriptedModel(*["Hello."] * 100), log=log)
     for number in range(100):
@@ -261,7 +247,7 @@ async def test_events_of_many_short_runs_are_parsed_like_those_of_a_long_run(
 
     def watch(cls: type[Event], data: bytes) -> Event:
         threads.add(threading.current_thread())
-        excluded.add(exclusions())
+        excluded.add(is_processing_large_data())
         return parse(data)
 
     monkeypatch.setattr(Event, "from_json", classmethod(watch))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 
 from rxloop.support import garbage
-from rxloop.support.garbage import ignore_large_data, shorten_collections
+from rxloop.support.garbage import ignore_large_data, is_processing_large_data, shorten_collections
 
-SHORT = 7_000
-"""Number of new objects in a collection of the middle generation."""
+NEW = 200_000
+"""Number of new objects after which Python collects all generations at least once."""
 
 
 class Node:
@@ -25,17 +27,32 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def manual_collections(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    # Other blocks of this process may have counted before.
-    monkeypatch.setattr(garbage._EXCLUSION, "_used_by_program", None)
-    garbage._EXCLUSION.reset()
-    gc.unfreeze()
+def few_objects() -> Generator[None]:
+    # Python delays full collections until the number of new objects is a fraction of all objects.
     gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-    # The collected tests were excluded before, and full collections of them would slow down the following tests.
     gc.freeze()
+    gc.collect()
+    thresholds = gc.get_threshold()
+    yield
+    assert gc.get_threshold() == thresholds
+
+
+@pytest.fixture
+def full_collections() -> Generator[Callable[[], int]]:
+    """Number of full collections so far."""
+    collections = 0
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        nonlocal collections
+        collections += phase == "start" and info["generation"] == 2
+
+    gc.callbacks.append(count)
+    yield lambda: collections
+    gc.callbacks.remove(count)
+
+
+def create(count: int) -> list[Any]:
+    return [[] for _ in range(count)]
 
 
 def is_examined(value: object) -> bool:
@@ -43,165 +60,120 @@ def is_examined(value: object) -> bool:
     return any(each is value for each in gc.get_objects())
 
 
-def test_survivors_of_a_full_collection_are_excluded() -> None:
+def test_objects_of_the_startup_are_excluded() -> None:
+    module = Node()
     with shorten_collections():
-        survivor = Node()
-        gc.collect(1)
-        assert is_examined(survivor)
-        gc.collect()
-        assert not is_examined(survivor)
-    assert is_examined(survivor)
-
-
-def test_excluded_garbage_is_collected_later() -> None:
-    with shorten_collections():
-        survivor = Node()
-        gc.collect()
-        alive = weakref.ref(survivor)
-        del survivor
-        garbage._EXCLUSION._excluded = garbage._MAX_EXCLUDED - SHORT - 1
-        gc.collect()
-        assert alive() is not None
-        gc.collect(1)
-        gc.collect()
-        assert alive() is None
-        assert gc.get_freeze_count()
-
-
-def test_garbage_after_the_last_full_collection_is_collected_at_once() -> None:
-    with shorten_collections():
-        alive = weakref.ref(Node())
-        gc.collect()
-        assert alive() is None
-
-
-def test_collections_are_as_before_after_the_block() -> None:
-    callbacks = list(gc.callbacks)
-    with shorten_collections():
-        assert len(gc.callbacks) == len(callbacks) + 1
-    assert gc.callbacks == callbacks
-
-
-def test_large_data_is_excluded_by_short_collections() -> None:
-    existing = Node()
-    with ignore_large_data():
         added = Node()
-        assert not is_examined(existing)
+        assert not is_examined(module)
         assert is_examined(added)
-        gc.collect(0)
-        assert is_examined(added)
+    assert not is_examined(module)
+
+
+def test_full_collections_are_rare_in_the_block(full_collections: Callable[[], int]) -> None:
+    with shorten_collections():
+        before = full_collections()
+        objects = create(NEW)
+        assert full_collections() == before
+    objects += create(NEW)
+    assert full_collections() > before
+
+
+def test_garbage_is_collected_after_many_new_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "_MAX_NEW", 500_000)
+    with shorten_collections():
+        node = Node()
+        alive = weakref.ref(node)
         gc.collect(1)
-        assert not is_examined(added)
-    assert is_examined(existing)
-    assert is_examined(added)
+        del node
+        objects = create(300_000)
+        assert alive()
+        objects += create(300_000)
+        assert not alive()
 
 
-def test_garbage_of_large_data_is_collected_after_the_last_block() -> None:
-    with ignore_large_data():
-        survivor = Node()
-        with ignore_large_data():
-            gc.collect(1)
-        alive = weakref.ref(survivor)
-        del survivor
-        gc.collect()
-        assert alive() is not None
-    gc.collect()
-    assert alive() is None
-    # Python 3.12 excludes a few hundred objects itself.
-    assert gc.get_freeze_count() < 1_000
-
-
-def test_complete_collection_is_delayed_by_large_data_but_not_forever() -> None:
+def test_garbage_is_collected_after_very_many_objects_while_large_data_is_processed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "_MAX_NEW", 100_000)
+    monkeypatch.setattr(garbage, "_MAX_NEW_WITH_LARGE_DATA", 500_000)
     with shorten_collections(), ignore_large_data():
-        survivor = Node()
+        node = Node()
+        alive = weakref.ref(node)
         gc.collect(1)
-        alive = weakref.ref(survivor)
-        del survivor
-        garbage._EXCLUSION._excluded = garbage._MAX_EXCLUDED_WITH_LARGE_DATA - SHORT - 1
-        gc.collect()
-        assert alive() is not None
-        gc.collect(1)
-        gc.collect()
-        assert alive() is None
+        del node
+        objects = create(300_000)
+        assert alive()
+        objects += create(300_000)
+        assert not alive()
 
 
-def test_objects_excluded_by_the_program_remain_excluded() -> None:
-    frozen = Node()
-    gc.freeze()
-    callbacks = list(gc.callbacks)
+def test_large_data_is_not_examined(full_collections: Callable[[], int]) -> None:
     with ignore_large_data():
-        assert gc.callbacks == callbacks
-    assert not is_examined(frozen)
-    gc.unfreeze()
-
-
-def test_excluded_objects_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-
-    def count() -> int:
-        counts.append(20_000)
-        return 20_000
-
-    monkeypatch.setattr(gc, "get_freeze_count", count)
-    for _ in range(3):
+        before = full_collections()
+        objects = create(NEW)
         with ignore_large_data():
-            pass
-    assert len(counts) == 1
+            objects += create(NEW)
+        objects += create(NEW)
+        assert full_collections() == before
+    objects += create(NEW)
+    assert full_collections() > before
 
 
-def test_frequent_blocks_do_not_prevent_complete_collections(monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.enable()
-    alive, nodes = list[weakref.ref[Node]](), list[Node]()
-    monkeypatch.setattr(garbage, "_MAX_EXCLUDED", 100_000)
+def test_little_data_is_examined(full_collections: Callable[[], int]) -> None:
+    with ignore_large_data(499):
+        assert not is_processing_large_data()
+        before, objects = full_collections(), create(NEW)
+        assert full_collections() > before
+    del objects
+
+
+def test_frequent_blocks_do_not_prevent_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "_MAX_NEW", 100_000)
+    alive = list[weakref.ref[Node]]()
     with shorten_collections():
         for _ in range(600):
             nodes = [Node() for _ in range(300)]
             alive.append(weakref.ref(nodes[0]))
-            # Excludes the nodes, which are garbage afterwards.
             with ignore_large_data():
-                pass
-        nodes.clear()
-        assert sum(each() is not None for each in alive) < 300
+                gc.collect(1)
+            del nodes
+        assert sum(each() is not None for each in alive) < 400
 
 
-def test_blocks_in_threads_that_overlap_do_not_prevent_complete_collections() -> None:
-    with ignore_large_data():
-        garbage._EXCLUSION._excluded = garbage._MAX_EXCLUDED_WITH_LARGE_DATA - SHORT
-        with ignore_large_data():
-            survivor = Node()
-            gc.collect(1)
-            alive = weakref.ref(survivor)
-            del survivor
-            gc.collect()
-            assert alive() is None
+@pytest.mark.parametrize("is_loaded", [True, False])
+@pytest.mark.parametrize("share", [0.4, 0.8])
+def test_full_collection_takes_place_before_large_data_is_read(
+    monkeypatch: pytest.MonkeyPatch, full_collections: Callable[[], int], share: float, is_loaded: bool
+) -> None:
+    monkeypatch.setattr(garbage, "_MAX_NEW", 1_000_000)
+    with shorten_collections():
+        objects = create(int(1_000_000 * share))
+        before = full_collections()
+        with ignore_large_data(is_loaded=is_loaded):
+            assert full_collections() - before == (share > 0.5 and not is_loaded)
+            # Other data is in memory.
+            objects += create(1_000_000)
+            with ignore_large_data():
+                assert full_collections() - before == (share > 0.5 and not is_loaded)
+    del objects
 
 
-def test_complete_collection_takes_place_before_large_data_is_read() -> None:
-    survivor = Node()
-    with ignore_large_data():
-        gc.collect(1)
-    alive = weakref.ref(survivor)
-    del survivor
-    gc.collect(1)
-    garbage._EXCLUSION._excluded = garbage._MAX_EXCLUDED - SHORT
-    with ignore_large_data(is_loaded=True):
-        gc.collect()
-        assert alive() is not None
-    with ignore_large_data():
-        assert alive() is None
-        assert garbage._EXCLUSION._excluded < SHORT
+def test_collections_remain_disabled() -> None:
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0, 10, 10)
+    with shorten_collections(), ignore_large_data():
+        assert gc.get_threshold()[0] == 0
+    assert gc.get_threshold() == (0, 10, 10)
+    gc.set_threshold(*thresholds)
 
 
-def test_number_of_excluded_objects_is_estimated() -> None:
-    objects: list[Node] = []
-    with ignore_large_data():
-        garbage._EXCLUSION.reset()
-    for _ in range(10):
-        objects += [Node() for _ in range(1_000)]
-        with ignore_large_data():
-            pass
-    # A node can have a dict, depending on the version of Python.
-    assert 9_000 < garbage._EXCLUSION._excluded < 25_000
+def test_rarer_collections_of_the_program_remain_rarer() -> None:
+    thresholds = gc.get_threshold()
+    gc.set_threshold(700, 10, 100_000)
+    with shorten_collections(), ignore_large_data():
+        assert gc.get_threshold() == (700, 10, 100_000)
+    assert gc.get_threshold() == (700, 10, 100_000)
+    gc.set_threshold(*thresholds)
 
 
 def test_block_that_ends_in_another_thread_ends() -> None:
@@ -210,13 +182,25 @@ def test_block_that_ends_in_another_thread_ends() -> None:
     thread = threading.Thread(target=block.__exit__, args=(None, None, None))
     thread.start()
     thread.join()
-    assert garbage._EXCLUSION.blocks == 0
-    assert garbage._EXCLUSION not in gc.callbacks
+    assert not is_processing_large_data()
+
+
+async def test_block_of_an_abandoned_coroutine_ends() -> None:
+    async def process() -> None:
+        with ignore_large_data():
+            await asyncio.Event().wait()
+
+    coroutine = process()
+    coroutine.send(None)
+    assert is_processing_large_data()
+    del coroutine
+    assert not is_processing_large_data()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_all_blocks_end_in_a_forked_process() -> None:
     entered, may_leave = threading.Event(), threading.Event()
+    thresholds = gc.get_threshold()
 
     def work() -> None:
         with ignore_large_data():
@@ -226,14 +210,13 @@ def test_all_blocks_end_in_a_forked_process() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     entered.wait()
-    exclusion = garbage._EXCLUSION
     with ignore_large_data():
         pid = os.fork()
         if pid == 0:
-            has_ended = exclusion.blocks == 0 and exclusion not in gc.callbacks and exclusion.lock.acquire(timeout=0)
-            os._exit(0 if has_ended else 1)
+            has_ended = not is_processing_large_data() and gc.get_threshold() == thresholds
+            os._exit(0 if has_ended and garbage._INTERVAL.lock.acquire(timeout=0) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert exclusion.blocks == 2
+        assert is_processing_large_data()
     may_leave.set()
     thread.join()
-    assert exclusion not in gc.callbacks
+    assert not is_processing_large_data()

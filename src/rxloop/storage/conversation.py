@@ -20,7 +20,7 @@ from rxloop.protocol.events import ContextCompressedEvent
 from rxloop.protocol.messages import Message, is_private, mark_private
 from rxloop.protocol.tool_events import Goal
 from rxloop.state.fold import fold_all
-from rxloop.state.history import StoredMessages
+from rxloop.state.history import History, StoredMessages
 from rxloop.state.run_state import (
     MAX_EARLIER_IDS,
     RequestSize,
@@ -49,7 +49,10 @@ _SEPARATOR = b",\n"
 _MAX_CONVERSATIONS = 100
 
 _MAX_CHARACTERS = 20_000_000
-"""Cache limits: number of conversations, and total message text in characters."""
+
+_MAX_MESSAGES = 20_000
+"""Cache limits: number of conversations, and total message text in characters and total number of messages. A full
+garbage collection takes up to three milliseconds per thousand messages."""
 
 
 async def conversation(log: EventLog, key: str, before: str) -> RunState:
@@ -170,10 +173,16 @@ class ConversationCache(OrderedDict[str, tuple[Mark | None, RunState]]):
 def _remember(folded: ConversationCache, key: str, mark: Mark, state: RunState) -> None:
     folded[key] = mark, state
     folded.move_to_end(key)
-    while len(folded) > 1 and (
-        len(folded) > _MAX_CONVERSATIONS or sum(state.messages.size for _, state in folded.values()) > _MAX_CHARACTERS
-    ):
+    while len(folded) > 1 and _is_full([state.messages for _, state in folded.values()]):
         folded.popitem(last=False)
+
+
+def _is_full(histories: Sequence[History]) -> bool:
+    return (
+        len(histories) > _MAX_CONVERSATIONS
+        or sum(each.size for each in histories) > _MAX_CHARACTERS
+        or sum(map(len, histories)) > _MAX_MESSAGES
+    )
 
 
 FORMAT = 4

@@ -12,6 +12,8 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from rxloop.support.garbage import is_processing_large_data
+
 _READERS: WeakKeyDictionary[Task[Any], ref[CancelledError]] = WeakKeyDictionary()
 """Errors of the last canceled read, by observed task."""
 
@@ -116,6 +118,9 @@ _DELAYS = (0.1, 1.0, 10.0)
 _MIN_INTERVAL = 5.0
 """Minimum number of seconds between two full collections of this process."""
 
+_LARGE_DATA_DELAY = 0.5
+"""Delay in seconds while large data is processed, because it would be examined too."""
+
 _MAX_SHARE = 0.01
 """Maximum fraction of time spent in full collections, because they block the event loop."""
 
@@ -198,6 +203,8 @@ def _collect_all(loop: AbstractEventLoop, readers: WeakSet[Abandonable], delays:
     # Share collections between waiting readers.
     if _FullCollection.started < since:
         wait = _FullCollection.next - time.monotonic()
+        if is_processing_large_data():
+            wait = max(wait, _LARGE_DATA_DELAY)
         if wait > 0:
             loop.call_later(wait, _collect_all, loop, readers, delays, since)
             return
