@@ -88,6 +88,15 @@ async def test_deltas_of_a_run_can_be_followed_at_another_server(replicas: Clust
     assert len(list_deltas(events, 1)) > 20
 
 
+async def test_reader_that_connects_during_the_answer_receives_the_later_deltas(replicas: Cluster) -> None:
+    async with replicas.clients() as (a, b):
+        run = await a.start("clerk", "Talk for ever")
+        for client in (a, b):
+            async with aclosing(aiter(client.follow(run.task_id))) as events:
+                await read_until_delta(events)
+        assert (await b.cancel(run.task_id)).state == "canceled"
+
+
 async def test_connection_continues_when_the_worker_is_killed_during_the_answer(replicas: Cluster) -> None:
     events: list[AnyEvent] = []
     async with replicas.clients() as (a, _):
@@ -142,7 +151,7 @@ async def test_run_of_a_worker_can_be_cancelled_at_another_server(replicas: Clus
         remaining_events = aiter(a.follow(run.task_id))
         await read_until_delta(remaining_events)
         assert (await b.cancel(run.task_id, "enough")).state == "canceled"
-        remaining = [event async for event in remaining_events]
+        remaining = [event async for event in remaining_events if event.durable]
     assert [(event.kind, event.attempt) for event in remaining] == [("content-complete", 1), ("status-update", 1)]
     assert all(f"Adopting orphaned run {run.task_id}" not in worker.log_text for worker in replicas.workers)
 

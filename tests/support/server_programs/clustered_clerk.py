@@ -40,7 +40,8 @@ def _answer(request: ModelRequest) -> Turn:
     if last.role == "tool" and "tell" not in prompt:
         return frames(f"-It is -{last.text}-.|", 0.02)
     if "for ever" in last.text:
-        return frames("-on and on", 0.05)
+        # Followers in other processes receive no earlier deltas, so the stream must continue until they are connected.
+        return frames("-and on " * 1_000, 0.05)
     if "Talk on" in last.text:
         return frames("-and " * 1_000 + "|", 0.05)
     if "Pay" in last.text:
