@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import split_paragraphs
-from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION, link_stages
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.thinking.stages import Stage, StrategyDefinition
 
@@ -17,24 +15,21 @@ STAGES = StrategyDefinition(
     when="For problems that fall into a few steps in a fixed order, such as arithmetic and logic; the cheapest of all.",
     pattern="linear",
     features={"verification"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="step_decomposition"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="step_decomposition",
-            next="sequential_reasoning",
             description="Split the problem into ordered steps",
             prompt="Split the problem into numbered steps, each of which needs only those before it.",
         ),
         Stage(
             name="sequential_reasoning",
-            next="solution_formulation",
             description="Work the steps in order",
             prompt="Work through the steps in order. Write down the result of each before you begin the next.",
         ),
-        replace(SOLUTION_FORMULATION, next="answer_verification"),
+        SOLUTION_FORMULATION,
         Stage(
             name="answer_verification",
-            next="final_response",
             description="Check the answer against the question",
             prompt="Check the answer against the question: is it what was asked, and does it meet every condition?",
         ),

@@ -7,7 +7,13 @@ from dataclasses import replace
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import find_word
-from rxloop.strategies.shared_stages import BRANCH_CREATION, CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION
+from rxloop.strategies.shared_stages import (
+    BRANCH_CREATION,
+    CONTINUATION_DECISION,
+    FINAL_RESPONSE,
+    PROBLEM_RECEPTION,
+    link_stages,
+)
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import Branching, IterationPoint, Stage, StrategyDefinition
@@ -19,17 +25,15 @@ STAGES = StrategyDefinition(
     when="For open problems whose length cannot be foreseen: it thinks, revises, branches off, and tests a hypothesis.",
     pattern="adaptive",
     features={"backtracking", "revision", "verification", "dynamic_thought_count"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="initial_thought_planning"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="initial_thought_planning",
-            next="thought_generation",
             description="Guess how many thoughts are needed and sketch a start",
             prompt="Estimate how many thoughts this will take, and sketch how you will begin.",
         ),
         Stage(
             name="thought_generation",
-            next="thought_evaluation",
             description="Produce one thought: analysis, question, doubt or revision",
             prompt="Think one thought further: an analysis, a question, a doubt, or a better version of an "
             "earlier thought.",
@@ -42,7 +46,6 @@ STAGES = StrategyDefinition(
         ),
         Stage(
             name="thought_revision",
-            next="continuation_decision",
             fields=("isRevision", "revisesThought"),
             description="Replace an earlier thought in the light of new insight",
             prompt="Name the earlier thought that was wrong or weak, and write what replaces it.",
@@ -58,7 +61,6 @@ STAGES = StrategyDefinition(
         replace(BRANCH_CREATION, next="thought_generation", fields=("branchFromThought", "branchId")),
         Stage(
             name="hypothesis_generation",
-            next="hypothesis_verification",
             fields="hypothesis",
             description="State a candidate answer",
             prompt="State one candidate answer, precisely enough to be tested.",
@@ -71,7 +73,6 @@ STAGES = StrategyDefinition(
         ),
         Stage(
             name="solution_finalization",
-            next="final_response",
             description="Settle the verified answer",
             prompt="Write down the verified answer in its final form.",
         ),

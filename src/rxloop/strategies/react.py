@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION, link_stages
 from rxloop.strategies.strategy_run import Reply, StrategyRun
 from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
@@ -17,37 +15,32 @@ STAGES = StrategyDefinition(
     when="For questions that need tools, where each result decides what to do next.",
     pattern="cyclic",
     features={"external_tools", "backtracking", "revision", "verification", "dynamic_thought_count"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="initial_reasoning"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="initial_reasoning",
-            next="action_planning",
             description="Find out what is not yet known",
             prompt="Say what you know already, and what you must find out.",
         ),
         Stage(
             name="action_planning",
-            next="action_execution",
             description="Pick one concrete action",
             prompt="Choose the one action that tells you most, and say what you expect of it.",
         ),
         Stage(
             name="action_execution",
-            next="observation_reception",
             fields="action|plannedActions",
             description="Run the action outside",
             prompt="Call the tool for the action that you chose.",
         ),
         Stage(
             name="observation_reception",
-            next="reasoning_update",
             fields="observation|actionResults",
             description="Take in what the action returned",
             prompt="Write down what the action returned, without interpreting it. An error is an observation, too.",
         ),
         Stage(
             name="reasoning_update",
-            next="evaluation_checkpoint",
             description="Fold the observation into the reasoning",
             prompt="Say what the observation changes: what you now know, and what has proved wrong.",
         ),
@@ -58,7 +51,7 @@ STAGES = StrategyDefinition(
             prompt="Decide whether you know enough to answer, or must act again. Do not repeat an action that "
             "told you nothing.",
         ),
-        replace(SOLUTION_FORMULATION, next="final_response"),
+        SOLUTION_FORMULATION,
         FINAL_RESPONSE,
     ),
     iteration_point=IterationPoint(stage="evaluation_checkpoint", back_to="action_planning"),

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from rxloop.errors import PlanRefused, StrategyError
@@ -14,7 +13,7 @@ from rxloop.pipeline.requests import Strategy, ToolDefinition
 from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.plan import Plan, parse_plan
-from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, link_stages
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import Stage, StrategyDefinition
@@ -25,17 +24,15 @@ STAGES = StrategyDefinition(
     when="For several tool calls that can be planned ahead: two model calls in all, and the tools run side by side.",
     pattern="modular",
     features={"external_tools"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="planning_phase"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="planning_phase",
-            next="tool_call_specification",
             description="Plan every step before acting",
             prompt="Plan every step that is needed before any of them is carried out.",
         ),
         Stage(
             name="tool_call_specification",
-            next="working_phase",
             fields="planningPhase",
             description="Name every call with its inputs and dependencies",
             prompt='Write each step on a line as `Plan: why. #E1 = tool_name[{"argument": "value"}]`, numbered '
@@ -44,20 +41,17 @@ STAGES = StrategyDefinition(
         ),
         Stage(
             name="working_phase",
-            next="evidence_collection",
             fields="toolCalls|plannedActions",
             description="Run all planned calls, independent ones together",
             prompt="Run the planned calls as they are; those that do not depend on each other at the same time.",
         ),
         Stage(
             name="evidence_collection",
-            next="solving_phase",
             description="Gather the results under their labels",
             prompt="Gather the results under their labels, in order, failures included.",
         ),
         Stage(
             name="solving_phase",
-            next="final_response",
             description="Answer from the evidence only",
             prompt="Solve the problem from the plan and its evidence alone. Say so where the evidence is missing "
             "or in doubt.",

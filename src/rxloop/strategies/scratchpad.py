@@ -7,7 +7,7 @@ from dataclasses import replace
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import find_word
-from rxloop.strategies.shared_stages import CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION
+from rxloop.strategies.shared_stages import CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION, link_stages
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
@@ -18,24 +18,21 @@ STAGES = StrategyDefinition(
     when="For calculations and simulations in which intermediate values must not get lost.",
     pattern="iterative",
     features={"backtracking", "revision", "dynamic_thought_count"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="scratchpad_initialization"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="scratchpad_initialization",
-            next="iterative_calculation",
             description="Set up variables and their start values",
             prompt="Name the variables that the calculation needs, with their start values.",
         ),
         Stage(
             name="iterative_calculation",
-            next="state_tracking",
             fields="stateVariables",
             description="Do one step of the calculation",
             prompt="Do the next step of the calculation, and only that one.",
         ),
         Stage(
             name="state_tracking",
-            next="continuation_decision",
             fields="stateVariables",
             description="Write down the new values",
             prompt="Write down the value of every variable after this step.",
@@ -43,7 +40,6 @@ STAGES = StrategyDefinition(
         replace(CONTINUATION_DECISION, next=("iterative_calculation", "result_extraction")),
         Stage(
             name="result_extraction",
-            next="final_response",
             description="Read the result out of the state",
             prompt="Read the result out of the variables, with its unit.",
         ),

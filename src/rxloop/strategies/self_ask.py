@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import find_labelled
-from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION, link_stages
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.support.misuse import check_minimum
 from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
@@ -18,30 +16,26 @@ STAGES = StrategyDefinition(
     when="For questions with several hops, whose answer rests on the answers to simpler questions.",
     pattern="hierarchical",
     features={"backtracking", "dynamic_thought_count"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="problem_decomposition"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="problem_decomposition",
-            next="sub_question_formulation",
             description="Split the question into sub-questions",
             prompt="Split the question into simpler ones whose answers together answer it.",
         ),
         Stage(
             name="sub_question_formulation",
-            next="sub_question_answering",
             description="Put the next sub-question",
             prompt="Put the next sub-question, so that it can be answered by itself.",
         ),
         Stage(
             name="sub_question_answering",
-            next="answer_integration",
             fields=("subQuestion", "subQuestionNumber", "subQuestionAnswer"),
             description="Answer it",
             prompt="Answer this sub-question alone, in a sentence.",
         ),
         Stage(
             name="answer_integration",
-            next="completion_check",
             description="Fold the answer into the whole",
             prompt="Say what this answer settles of the whole question, and what is still open.",
         ),
@@ -51,7 +45,7 @@ STAGES = StrategyDefinition(
             description="Choose: ask again or answer",
             prompt="Decide whether the answers so far suffice, or another sub-question is needed.",
         ),
-        replace(SOLUTION_FORMULATION, next="final_response"),
+        SOLUTION_FORMULATION,
         FINAL_RESPONSE,
     ),
     iteration_point=IterationPoint(stage="completion_check", back_to="sub_question_formulation"),

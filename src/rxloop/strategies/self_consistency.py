@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
 
@@ -19,7 +19,7 @@ from rxloop.protocol.finish import COMPLETE
 from rxloop.protocol.settings import ModelSettings
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import find_final_answer
-from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, link_stages
 from rxloop.strategies.strategy_run import Reply, StrategyRun
 from rxloop.support.misuse import check_minimum, check_positive
 from rxloop.thinking.stages import Branching, Stage, StrategyDefinition
@@ -30,37 +30,32 @@ STAGES = StrategyDefinition(
     when="For problems with one short answer, where a single line of reasoning often goes wrong: several lines vote.",
     pattern="parallel",
     features={"multiple_paths", "verification", "consensus"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="multiple_path_sampling"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="multiple_path_sampling",
-            next="reasoning_path_execution",
             description="Prepare several independent lines of reasoning",
             prompt="Prepare several lines of reasoning that do not lean on each other.",
         ),
         Stage(
             name="reasoning_path_execution",
-            next="answer_collection",
             fields="reasoningPathId",
             description="Run each line to an answer",
             prompt="Follow this line of reasoning by itself until it gives an answer.",
         ),
         Stage(
             name="answer_collection",
-            next="consistency_analysis",
             fields="pathAnswers",
             description="Collect the answers by line",
             prompt="List the answer of each line, in the same form, so that they can be compared.",
         ),
         Stage(
             name="consistency_analysis",
-            next="majority_selection",
             description="Count agreeing answers",
             prompt="Count which answers agree. Answers that differ in form alone are the same.",
         ),
         Stage(
             name="majority_selection",
-            next="final_response",
             description="Take the most frequent answer",
             prompt="Take the most frequent answer, and say how many lines gave it.",
         ),

@@ -1,9 +1,9 @@
-"""Common strategy stages.
-
-Strategies add their own transitions, for example `replace(PROBLEM_RECEPTION, next="planning_phase")`.
-"""
+"""Common strategy stages, and their transitions."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
 
 from rxloop.thinking.stages import Stage
 
@@ -41,3 +41,9 @@ FINAL_RESPONSE = Stage(
     prompt="Give the answer to the person who asked: complete, and without your working notes.",
 )
 """Final stage of all built-in strategies."""
+
+
+def link_stages(*stages: Stage) -> tuple[Stage, ...]:
+    """Return the stages of a strategy. Each stage without `next` is followed by the next argument."""
+    linked = (replace(stage, next=stage.next or following.name) for stage, following in pairwise(stages))
+    return (*linked, stages[-1])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
-from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, link_stages
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.thinking.stages import Stage, StrategyDefinition
 
@@ -16,42 +14,36 @@ STAGES = StrategyDefinition(
     when="For questions full of detail that a general law or principle decides, as in science and engineering.",
     pattern="hierarchical",
     features={"backtracking", "revision", "verification"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="abstraction"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="abstraction",
-            next="principle_identification",
             description="Name the kind of problem",
             prompt="Step back from the details: of what general kind is this problem?",
         ),
         Stage(
             name="principle_identification",
-            next="approach_selection",
             description="Name the principles that govern it",
             prompt="Name the principles, laws or facts that govern problems of this kind.",
         ),
         Stage(
             name="approach_selection",
-            next="specific_application",
             fields="generalPrinciple",
             description="Choose the general approach",
             prompt="Choose the approach that follows from these principles.",
         ),
         Stage(
             name="specific_application",
-            next="step_by_step_solution",
             description="Apply it to this case",
             prompt="Apply the approach to this case: put its details in the place of the general terms.",
         ),
         Stage(
             name="step_by_step_solution",
-            next="solution_verification",
             description="Work it through",
             prompt="Work it through step by step to a result.",
         ),
         Stage(
             name="solution_verification",
-            next="final_response",
             description="Check result against case and principle",
             prompt="Check the result twice: against the details of the case, and against the principles.",
         ),

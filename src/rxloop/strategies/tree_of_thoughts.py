@@ -17,6 +17,7 @@ from rxloop.strategies.shared_stages import (
     FINAL_RESPONSE,
     PROBLEM_RECEPTION,
     SOLUTION_FORMULATION,
+    link_stages,
 )
 from rxloop.strategies.strategy_run import Reply, StrategyRun
 from rxloop.support.misuse import check_argument, check_minimum
@@ -29,40 +30,35 @@ STAGES = StrategyDefinition(
     when="For puzzles and designs with many beginnings of which few succeed, and where a partial answer can be judged.",
     pattern="branching",
     features={"multiple_paths", "backtracking", "revision", "verification", "dynamic_thought_count"},
-    stages=(
-        replace(PROBLEM_RECEPTION, next="approach_exploration"),
+    stages=link_stages(
+        PROBLEM_RECEPTION,
         Stage(
             name="approach_exploration",
-            next="branch_creation",
             description="List several different approaches",
             prompt="List several approaches that differ in kind, each in a sentence.",
         ),
-        replace(BRANCH_CREATION, next="branch_development", fields="approaches"),
+        replace(BRANCH_CREATION, fields="approaches"),
         Stage(
             name="branch_development",
-            next="branch_evaluation",
             fields="approachId",
             description="Take one branch a step further",
             prompt="Take this branch one step further.",
         ),
         Stage(
             name="branch_evaluation",
-            next="branch_selection",
             description="Score the branch",
             prompt="Score this branch from 0 to 1: how likely does it lead to a right answer? Give the reason.",
         ),
         Stage(
             name="branch_selection",
-            next="continuation_decision",
             fields="evaluationScore",
             description="Keep, drop or prefer branches",
             prompt="Compare the scores: say which branches to keep, and which to drop.",
         ),
         replace(CONTINUATION_DECISION, next=("branch_development", "branch_creation", "solution_formulation")),
-        replace(SOLUTION_FORMULATION, next="path_justification"),
+        SOLUTION_FORMULATION,
         Stage(
             name="path_justification",
-            next="final_response",
             description="Say why the chosen path was best",
             prompt="Say why the chosen path is better than those that were dropped.",
         ),
