@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 
 from rxloop.protocol import events as kinds
+from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import (
     CheckpointEvent,
     ContentCompleteEvent,
     Event,
     LLMCallEvent,
     StatusUpdateEvent,
+    TaskEvent,
     ToolCompleteEvent,
     ToolStartEvent,
     UsageEvent,
@@ -66,3 +68,38 @@ def test_unchecked_events_share_no_mutable_state() -> None:
     copied = first.model_copy(update={"reason": "error"})
     assert "reason" in copied.model_fields_set
     assert copied.model_fields_set is not second.model_fields_set
+
+
+def test_parsed_events_share_the_names_of_their_fields() -> None:
+    event = ToolCompleteEvent(
+        call=CALL, success=True, content="2", messages=[Message(role="system", content="Hi")], step="1"
+    )
+    start = TaskEvent(model="m", agent_name="a", messages=[Message.user("Go.")])
+    message = ContentCompleteEvent(content="", tool_calls=[CALL])
+    for each, count in ((event, 3), (start, 2), (message, 2)):
+        first, second = _parse_parts(each), _parse_parts(each)
+        assert len(first) == count
+        for one, other in zip(first, second, strict=True):
+            assert one.model_fields_set is other.model_fields_set
+            assert one.model_fields_set == type(one).model_fields.keys()
+
+
+def _parse_parts(event: Event) -> list[Any]:
+    parsed: Any = Event.from_json(event.to_json())
+    parts = [getattr(parsed, "call", None), *getattr(parsed, "messages", ()), *getattr(parsed, "tool_calls", ())]
+    return [parsed, *(each for each in parts if each is not None)]
+
+
+def test_parsed_event_of_a_user_keeps_the_names_of_its_set_fields() -> None:
+    class RatedEvent(Event):
+        kind: str = "test-rated"
+        stars: int = 5
+        text: str = ""
+
+    EVENT_TYPES["test-rated"] = RatedEvent
+    try:
+        data = Event.from_json(b'{"kind": "test-rated", "version": 1, "stars": 4}')
+    finally:
+        del EVENT_TYPES["test-rated"]
+    assert "stars" in data.model_fields_set
+    assert "text" not in data.model_fields_set

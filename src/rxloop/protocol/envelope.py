@@ -22,7 +22,7 @@ from pydantic import (
 
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.protocol.messages import Wire
-from rxloop.protocol.model import FrozenDict, FrozenList, is_empty
+from rxloop.protocol.model import FrozenDict, FrozenList, is_empty, share_field_names
 from rxloop.protocol.visibility import HIDDEN, IMPORTED_RUN, ROOT, Part, public_metadata
 
 PROTOCOL_VERSION = 1
@@ -249,6 +249,7 @@ class Event(Wire):
             metadata = {names.get(key, key): value for key, value in event.metadata.items()}
             event = event.model_copy(update={"metadata": metadata})
         object.__setattr__(event, "_size", len(data))
+        share_field_names(event)
         return event
 
     @property

@@ -185,6 +185,31 @@ _new = object.__new__
 _EMPTY: dict[Any, Any] = {dict: EMPTY_DICT, list: EMPTY_LIST}
 
 
+@cache
+def _get_field_names(cls: type[BaseModel]) -> set[str]:
+    """Return the names of all fields. Instances can share the set, because pydantic never changes it in place."""
+    return set(cls.model_fields)
+
+
+def share_field_names(model: Any) -> None:
+    """Let all fields of a parsed event or message count as set, and those of the messages and calls in it.
+
+    Otherwise, each of them has a set of field names. It takes 700 bytes, and garbage collections examine it.
+
+    Args:
+        model: The event or message. Classes of the user remain as they are.
+    """
+    cls: type[Any] = model.__class__
+    if not cls.__module__.startswith("rxloop."):
+        return
+    _set_fields_set(model, _get_field_names(cls))
+    fields: dict[str, Any] = model.__dict__
+    for each in (*(fields.get("tool_calls") or ()), *(fields.get("messages") or ())):
+        share_field_names(each)
+    if "call" in fields:
+        share_field_names(fields["call"])
+
+
 def make_unchecked(model: Callable[P, M], *, normalised: bool = False) -> Callable[P, M]:
     """Return a constructor that skips validation, which halves the cost.
 
@@ -204,8 +229,7 @@ def make_unchecked(model: Callable[P, M], *, normalised: bool = False) -> Callab
         if field.default_factory is not None and get_origin(field.default_factory) not in _EMPTY
     )
 
-    # Share this set between instances, because pydantic never changes it in place.
-    fields_set = set(defaults)
+    fields_set = _get_field_names(cls)
     mark = cast("Any", cls)._normalised.__set__ if normalised else None
 
     def make(**values: Any) -> BaseModel:

@@ -18,6 +18,7 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import ConversationPage, Mark, RunEvents
 from rxloop.protocol.events import ContextCompressedEvent
 from rxloop.protocol.messages import Message, is_private, mark_private
+from rxloop.protocol.model import share_field_names
 from rxloop.protocol.tool_events import Goal
 from rxloop.state.fold import fold_all
 from rxloop.state.history import History, StoredMessages
@@ -327,6 +328,8 @@ def _to_stored_messages(folds: Sequence[RunFold], summaries: Sequence[dict[str, 
 
 def _parse_messages(data: bytes, private: Sequence[int]) -> list[Message]:
     messages = _make_message_adapter().validate_json(data)
+    for message in messages:
+        share_field_names(message)
     for index in private:
         mark_private(messages[index])
     return messages

@@ -5,14 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-_MAX_NEW = 2_000_000
-"""Number of new objects between two full collections in `shorten_collections`. A run of 50,000 events has 600,000."""
+_MAX_NEW = 200_000
+"""Number of new objects between two full collections in `shorten_collections`."""
+
+_MAX_NEW_LARGE = 1_000_000
+"""Maximum number of new objects in blocks of `ignore_large_data` that delay the next full collection after the blocks.
+Reading a run of 50,000 events creates 330,000 objects."""
+
 _MAX_NEW_WITH_LARGE_DATA = 12_000_000
-"""The same in `ignore_large_data`. A full collection would block all threads for up to 500 milliseconds."""
+"""Number of new objects between two full collections in `ignore_large_data`. A full collection would block all threads
+for up to 500 milliseconds."""
 
 _LARGE = 500
 """Minimum number of items of large data."""
@@ -30,57 +36,99 @@ def free_in_parts(objects: list[Any]) -> None:
         del objects[-_FREED:]
 
 
-class _Interval:
-    """Number of new objects between two full collections of this process."""
+class _Threshold:
+    """Threshold of the oldest generation, after which Python examines all objects."""
 
     def __init__(self) -> None:
-        # Finalizers can end blocks while their thread starts another one.
+        # Allocations can start collections, whose finalizers can end blocks in the thread that holds the lock.
         self.lock = threading.RLock()
-        self._blocks: dict[object, int] = {}
-        """Minimum number of new objects, by active block."""
-        self._before = gc.get_threshold()[2]
-        """Threshold of the oldest generation before the first active block."""
+        self._short_blocks = 0
+        """Number of active blocks of `shorten_collections`."""
+        self._large_blocks = 0
+        """Number of active blocks of `ignore_large_data`."""
+        self._started = 0
+        """Counter of the oldest generation at the start of the first active block of `ignore_large_data`."""
+        self._counted = 0
+        """Part of the counter that was counted in blocks of `ignore_large_data`."""
+        self._process = object()
+        """Identity of this process. Blocks of a parent process have no effect."""
+        self._original = self._set = -1
+        """Threshold of the program, and the last threshold set by this object."""
 
     @property
-    def blocks(self) -> list[int]:
-        """Minimum number of new objects of each active block."""
-        # Other threads may add blocks in the meantime. Copying is atomic.
-        return [*self._blocks.copy().values()]
+    def has_large_data(self) -> bool:
+        """True if a block of `ignore_large_data` is active."""
+        return self._large_blocks > 0
 
-    def start_block(self, new_objects: int) -> object:
-        """Delay full collections until a number of new objects exists, and return a value for `end_block`."""
-        block = object()
+    @contextmanager
+    def raised(self, *, large_data: bool) -> Generator[None]:
+        """Raise the threshold in the block. The block can end in any thread."""
+        process = self._process
+        self._change_blocks(1, large_data)
+        try:
+            yield
+        finally:
+            if process is self._process:
+                self._change_blocks(-1, large_data)
+
+    def _change_blocks(self, change: int, large_data: bool) -> None:
         with self.lock:
-            if not self._blocks:
-                self._before = gc.get_threshold()[2]
-            self._blocks[block] = new_objects
-            self._set_threshold()
-        return block
+            if not large_data:
+                self._short_blocks += change
+            elif change > 0:
+                self._large_blocks += 1
+                if self._large_blocks == 1:
+                    self._started = gc.get_count()[2]
+                if self._on_collection not in gc.callbacks:
+                    gc.callbacks.append(self._on_collection)
+            else:
+                self._large_blocks -= 1
+                if not self._large_blocks:
+                    self._counted += gc.get_count()[2] - self._started
+            self._update()
 
-    def end_block(self, block: object) -> None:
-        """End a block. Can be called in any thread, and has no effect if the block has already ended."""
-        with self.lock:
-            if self._blocks.pop(block, None) is not None:
-                self._set_threshold()
+    def _update(self) -> None:
+        young, middle, old = gc.get_threshold()
+        if old != self._set:
+            # The program has changed it.
+            self._original = old
+        wanted = max(self._original, _count_collections(_MAX_NEW)) if self._short_blocks else self._original
+        if self._large_blocks:
+            wanted = max(wanted, _count_collections(_MAX_NEW_WITH_LARGE_DATA))
+        else:
+            # Otherwise, the next allocations would start a collection of large data that is still in memory.
+            wanted += min(self._counted, _count_collections(_MAX_NEW_LARGE))
+        gc.set_threshold(young, middle, wanted)
+        self._set = wanted
 
-    def _set_threshold(self) -> None:
-        young, middle, _ = gc.get_threshold()
-        collections = max(self._blocks.values(), default=0) // (young * middle or 1)
-        gc.set_threshold(young, middle, max(self._before, collections))
+    def _on_collection(self, phase: str, info: Mapping[str, Any]) -> None:
+        """Restore the threshold after a full collection. Called by the garbage collector."""
+        if phase == "stop" and info["generation"] == 2:
+            with self.lock:
+                self._started = self._counted = 0
+                self._update()
 
     def after_fork(self) -> None:
-        """End all blocks. Called in a forked process, in which other threads no longer exist."""
-        # Another thread of the parent process may have held the lock.
-        self.lock = threading.RLock()
-        for block in [*self._blocks]:
-            self.end_block(block)
+        """End all blocks, because the other threads no longer exist."""
+        self._process = object()
+        self._short_blocks = self._large_blocks = self._counted = 0
+        self._update()
+        self.lock.release()
+
+
+def _count_collections(new_objects: int) -> int:
+    """Return how many collections of the middle generation a number of new objects causes."""
+    young, middle, _ = gc.get_threshold()
+    return new_objects // (max(young, 1) * max(middle, 1))
 
 
 # The garbage collector belongs to the process, like this object.
-_INTERVAL = _Interval()
+_THRESHOLD = _Threshold()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_INTERVAL.after_fork)
+    # No other thread changes the threshold during the fork.
+    _LOCK = _THRESHOLD.lock
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_THRESHOLD.after_fork)
 
 
 @contextmanager
@@ -89,15 +137,13 @@ def shorten_collections() -> Generator[None]:
 
     A full collection examines all objects, which blocks all runs and clients for 30 to 150 milliseconds. This function
     excludes the objects that exist at the start of the block, such as modules, from all later collections
-    (`gc.freeze`). In the block, a full collection takes place after two million new objects instead of 70,000.
+    (`gc.freeze`). In the block, a full collection takes place after 200,000 new objects. The default of Python 3.11 is
+    70,000.
     """
     gc.collect()
     gc.freeze()
-    block = _INTERVAL.start_block(_MAX_NEW)
-    try:
+    with _THRESHOLD.raised(large_data=False):
         yield
-    finally:
-        _INTERVAL.end_block(block)
 
 
 @contextmanager
@@ -116,21 +162,12 @@ def ignore_large_data(count: int = _LARGE, *, is_loaded: bool = False) -> Genera
     if count < _LARGE:
         yield
         return
-    if not is_loaded and not is_processing_large_data() and _is_collection_near():
+    if not (is_loaded or is_processing_large_data()) and gc.get_count()[2] >= _count_collections(_MAX_NEW_LARGE):
         gc.collect()
-    block = _INTERVAL.start_block(_MAX_NEW_WITH_LARGE_DATA)
-    try:
+    with _THRESHOLD.raised(large_data=True):
         yield
-    finally:
-        _INTERVAL.end_block(block)
-
-
-def _is_collection_near() -> bool:
-    """Return True if there are one million new objects since the last full collection."""
-    young, middle, _ = gc.get_threshold()
-    return gc.get_count()[2] * young * middle >= _MAX_NEW // 2
 
 
 def is_processing_large_data() -> bool:
     """Return True if an `ignore_large_data` block is active in any thread."""
-    return _MAX_NEW_WITH_LARGE_DATA in _INTERVAL.blocks
+    return _THRESHOLD.has_large_data
