@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,16 @@ import pytest
 
 from rxloop import Agent, EventLog, Limits, PostgresEventLog, SqliteEventLog
 from rxloop.errors import UnknownRun
-from rxloop.protocol.events import Event, LLMCallEvent
+from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, ToolCompleteEvent
 from rxloop.protocol.messages import Message
 from rxloop.recorded.replay import history
+from rxloop.state.earlier_attempts import EarlierAttempts
+from rxloop.state.fold import fold_all
 from rxloop.storage.postgres import reads, rows
 from rxloop.storage.sqlite import writer
+from rxloop.stream.hub import Hub
 from rxloop.support.garbage import ignore_large_data, is_processing_large_data
-from rxloop.support.threads import THREADS
+from rxloop.support.threads import THREADS, compute
 from rxloop.testing import ScriptedModel
 from support.dropped_questions import shared_logs
 from support.long_runs import count_turns
@@ -173,6 +176,55 @@ async def test_events_of_a_long_run_are_freed_in_a_thread(
             assert len(await history(log, "talk")) == 601
         await wait_until(lambda: turns.items.total() + turns.items_in_threads == 300)
     assert not turns.items
+
+
+def _publish(events: Sequence[Event]) -> Hub:
+    hub = Hub()
+    for event in events:
+        hub.publish(event)
+    return hub
+
+
+HOLDERS: dict[str, Callable[[Sequence[Event]], object]] = {
+    "hub": _publish,
+    "earlier attempts": EarlierAttempts,
+    "history": lambda events: fold_all(events).messages,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+async def test_state_of_a_long_run_is_freed_in_a_thread(
+    holder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = SqliteEventLog(tmp_path / "log")
+    await store_long_run(log, steps=300)
+    value = HOLDERS[holder](await log.read("long"))
+    await log.aclose()
+    # The thread may still free the events that were read.
+    await compute(lambda: None)
+    async with count_turns() as turns:
+        for each in (Message, ContentCompleteEvent, ToolCompleteEvent):
+            monkeypatch.setattr(each, "__del__", lambda event: turns.count_item(), raising=False)
+        del value
+        await wait_until(lambda: turns.items.total() + turns.items_in_threads >= 600)
+    assert turns.items_in_threads >= 600
+    assert turns.items.total() < 20
+
+
+async def test_ended_fork_of_a_long_run_is_freed_in_a_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log, model = SqliteEventLog(tmp_path / "log"), ScriptedModel("Found.")
+    await store_long_run(log, steps=300)
+    agent = Agent(model, name="searcher", log=log, limits=Limits(iterations=1_000))
+    async with agent.fork("long", at=1_501) as run:
+        assert (await run).content == "Found."
+    model.requests.clear()
+    async with count_turns() as turns:
+        for each in (Message, ContentCompleteEvent, ToolCompleteEvent):
+            monkeypatch.setattr(each, "__del__", lambda event: turns.count_item(), raising=False)
+        del run
+        await wait_until(lambda: turns.items.total() + turns.items_in_threads >= 1_200)
+    assert turns.items.total() < 20
+    await log.aclose()
 
 
 @pytest.mark.service("postgres")

@@ -204,10 +204,8 @@ def share_field_names(model: Any) -> None:
         return
     _set_fields_set(model, _get_field_names(cls))
     fields: dict[str, Any] = model.__dict__
-    for each in (*(fields.get("tool_calls") or ()), *(fields.get("messages") or ())):
+    for each in (*(fields.get("tool_calls") or ()), *(fields.get("messages") or ()), fields.get("call")):
         share_field_names(each)
-    if "call" in fields:
-        share_field_names(fields["call"])
 
 
 def make_unchecked(model: Callable[P, M], *, normalised: bool = False) -> Callable[P, M]:

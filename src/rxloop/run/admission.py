@@ -20,6 +20,7 @@ from rxloop.run.final_events import is_over, make_exists_error
 from rxloop.run.lifetime import Lifetime
 from rxloop.run.recorder import Recorder
 from rxloop.support.tasks import GRACE
+from rxloop.support.threads import free_in_thread
 
 log = logging.getLogger("rxloop")
 
@@ -276,6 +277,9 @@ async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
         recorder.hub.publish(event)
         if count % _EVENTS_PER_TURN == 0:
             await attempt.lifetime.run_to_completion(partial(asyncio.sleep, 0))
+    logged = [attempt.earlier_events]
+    attempt.earlier_events = logged[0][:1]
+    free_in_thread(logged)
 
 
 async def _is_in_another_conversation(attempt: Attempt) -> bool:

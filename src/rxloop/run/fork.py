@@ -23,7 +23,7 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.ids import make_nested_id
 from rxloop.protocol.messages import Message, ToolCall
-from rxloop.protocol.model import EMPTY_LIST
+from rxloop.protocol.model import EMPTY_LIST, share_field_names
 from rxloop.state.copied_calls import Call, RunCalls
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.history import Slot
@@ -138,6 +138,7 @@ class Fork:
                     answered.add((event.step or "", event.index))
                     changes |= outcomes.get((event.step or "", event.index), {})
             copy = event.model_copy(update=changes)
+            share_field_names(copy)
             # Doing this later would create a large number of objects between two garbage collections.
             normalise(copy)
             past.append(copy)

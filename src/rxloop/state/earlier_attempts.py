@@ -33,6 +33,7 @@ from rxloop.state.fold import fold_all
 from rxloop.state.history import INTERRUPTED, Slot
 from rxloop.state.run_state import RunState, needs_change
 from rxloop.state.side_events import discard_questions
+from rxloop.support.threads import free_in_thread
 
 
 class AskedQuestion(NamedTuple):
@@ -61,14 +62,14 @@ class EarlierAttempts:
             before: State after the earlier runs of the conversation.
             parent: Earlier attempts of the outermost run, if this run is nested.
         """
-        self.branch_states: dict[str, RunState] = {}
-        """Initial branch states."""
-        self.state = fold_all(events, before, self.branch_states)
-        """State of the main branch after all events."""
         self.messages: dict[str, ContentCompleteEvent] = {}
         """Complete messages by step."""
         self.results: dict[Slot, ToolCompleteEvent] = {}
         """Results of tool calls."""
+        self.branch_states: dict[str, RunState] = {}
+        """Initial branch states."""
+        self.state = fold_all(events, before, self.branch_states)
+        """State of the main branch after all events."""
         self.questions: dict[str, str | None] = {}
         """Prompts by question id. If the answer was a credential, the prompt is set to None."""
         self.approvals: dict[str, ToolCall] = {}
@@ -119,6 +120,9 @@ class EarlierAttempts:
         self._forget_open_calls()
         if self.discarded:
             self.discard(self.discarded, events)
+
+    def __del__(self) -> None:
+        free_in_thread([[*self.messages.values(), *self.results.values()]])
 
     def discard(self, input_ids: Iterable[str], events: Iterable[Event]) -> None:
         """Discard copied questions, because a fork asks them again under new ids.

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, cast, overload
 from rxloop.protocol.events import PendingInput, ToolCompleteEvent
 from rxloop.protocol.messages import Content, Media, Message, TextPart, ToolCall
 from rxloop.protocol.model import FrozenList, make_unchecked
+from rxloop.support.threads import free_in_thread
 
 K = TypeVar("K")
 
@@ -42,14 +43,29 @@ class StoredMessages:
         """Indexes of pinned messages in this group."""
 
 
+class _Storage:
+    """Storage of all versions of a history, which is freed in a thread."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: list[Message | StoredMessages]) -> None:
+        self.items = items
+
+    def __del__(self) -> None:
+        holder = [self.items]
+        del self.items
+        free_in_thread(holder)
+
+
 class History(Sequence[Message]):
     """Immutable version of a conversation's messages."""
 
-    __slots__ = ("_derived", "_items", "_length", "newest_user", "pinned", "size")
+    __slots__ = ("_derived", "_items", "_length", "_storage", "newest_user", "pinned", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         messages = list(messages)
         self._items: list[Message | StoredMessages] = list(messages)
+        self._storage = _Storage(self._items)
         self._length = len(self._items)
         self._derived: dict[type, tuple[object, int, object]] = {}
         self.size = 0
@@ -64,13 +80,9 @@ class History(Sequence[Message]):
         """Return a new version with additional messages. This version does not change."""
         if not messages:
             return self
-        longer = History.__new__(History)
         items = self._items if 0 < self._length == len(self._items) else self._items[: self._length]
         items.extend(messages)
-        longer._items = items
-        longer._length = len(items)
-        longer._derived = self._derived
-        longer.size, longer.newest_user, longer.pinned = self.size, self.newest_user, self.pinned
+        longer = self._make_longer(items, self.size, self.newest_user, self.pinned)
         longer._add_metadata(messages, self._length)
         return longer
 
@@ -87,10 +99,16 @@ class History(Sequence[Message]):
                 newest_user = first + chunk.newest_user
             if chunk.pinned:
                 pinned += [first + index for index in chunk.pinned]
+        return self._make_longer(items, size, newest_user, tuple(pinned))
+
+    def _make_longer(
+        self, items: list[Message | StoredMessages], size: int, newest_user: int | None, pinned: tuple[int, ...]
+    ) -> History:
         longer = History.__new__(History)
         longer._items, longer._length = items, len(items)
+        longer._storage = self._storage if items is self._items else _Storage(items)
         longer._derived = self._derived
-        longer.size, longer.newest_user, longer.pinned = size, newest_user, tuple(pinned)
+        longer.size, longer.newest_user, longer.pinned = size, newest_user, pinned
         return longer
 
     def _item(self, index: int) -> Message:

@@ -14,6 +14,7 @@ from rxloop.protocol.events import Event, ToolProgressEvent
 from rxloop.stream.deltas import FRESH, Key, OpenMessage, event_order, make_trimmed_gap, release_complete, slot_name
 from rxloop.stream.sources import EventSource
 from rxloop.support.foreign_errors import leave_to_loop
+from rxloop.support.threads import free_in_thread
 
 log = logging.getLogger("rxloop")
 
@@ -48,6 +49,9 @@ class Hub:
         self._delivering = False
         self._completed = False
         self._error: Exception | None = None
+
+    def __del__(self) -> None:
+        free_in_thread([[*self._durable]])
 
     @property
     def events(self) -> Observable[Event]:

@@ -44,7 +44,7 @@ class _Threshold:
         self.lock = threading.RLock()
         self._short_blocks = 0
         """Number of active blocks of `shorten_collections`."""
-        self._large_blocks = 0
+        self.large_blocks = 0
         """Number of active blocks of `ignore_large_data`."""
         self._started = 0
         """Counter of the oldest generation at the start of the first active block of `ignore_large_data`."""
@@ -54,11 +54,6 @@ class _Threshold:
         """Identity of this process. Blocks of a parent process have no effect."""
         self._original = self._set = -1
         """Threshold of the program, and the last threshold set by this object."""
-
-    @property
-    def has_large_data(self) -> bool:
-        """True if a block of `ignore_large_data` is active."""
-        return self._large_blocks > 0
 
     @contextmanager
     def raised(self, *, large_data: bool) -> Generator[None]:
@@ -73,18 +68,16 @@ class _Threshold:
 
     def _change_blocks(self, change: int, large_data: bool) -> None:
         with self.lock:
-            if not large_data:
-                self._short_blocks += change
-            elif change > 0:
-                self._large_blocks += 1
-                if self._large_blocks == 1:
+            if large_data:
+                if not self.large_blocks:
                     self._started = gc.get_count()[2]
+                self.large_blocks += change
+                if not self.large_blocks:
+                    self._counted += gc.get_count()[2] - self._started
                 if self._on_collection not in gc.callbacks:
                     gc.callbacks.append(self._on_collection)
             else:
-                self._large_blocks -= 1
-                if not self._large_blocks:
-                    self._counted += gc.get_count()[2] - self._started
+                self._short_blocks += change
             self._update()
 
     def _update(self) -> None:
@@ -93,7 +86,7 @@ class _Threshold:
             # The program has changed it.
             self._original = old
         wanted = max(self._original, _count_collections(_MAX_NEW)) if self._short_blocks else self._original
-        if self._large_blocks:
+        if self.large_blocks:
             wanted = max(wanted, _count_collections(_MAX_NEW_WITH_LARGE_DATA))
         else:
             # Otherwise, the next allocations would start a collection of large data that is still in memory.
@@ -111,7 +104,7 @@ class _Threshold:
     def after_fork(self) -> None:
         """End all blocks, because the other threads no longer exist."""
         self._process = object()
-        self._short_blocks = self._large_blocks = self._counted = 0
+        self._short_blocks = self.large_blocks = self._counted = 0
         self._update()
         self.lock.release()
 
@@ -170,4 +163,4 @@ def ignore_large_data(count: int = _LARGE, *, is_loaded: bool = False) -> Genera
 
 def is_processing_large_data() -> bool:
     """Return True if an `ignore_large_data` block is active in any thread."""
-    return _THRESHOLD.has_large_data
+    return _THRESHOLD.large_blocks > 0
