@@ -24,6 +24,7 @@ from rxloop.storage import MemoryEventLog
 from rxloop.stream.sources import Push, from_task
 from rxloop.testing import ScriptedModel, call, frames
 from support.chat_terminals import CTRL_C, CTRL_D, ENTER, TestScreen, open_screen
+from support.run_checks import wait_until
 
 
 @tool(approve=True)
@@ -129,6 +130,7 @@ async def test_message_typed_during_an_answer_is_shown_as_sent_and_printed_after
         model.complete()
         await user.wait_for("+ user (steering): Faster!")
         await user.wait_until_gone("sent: Faster!")
+        await wait_until(lambda: len(model.requests) == 2)
         assert [message.text for message in model.requests[-1].messages] == ["Count.", "One, two.", "Faster!"]
         model.write("Three.")
         model.complete()

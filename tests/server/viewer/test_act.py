@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -200,15 +202,8 @@ async def test_second_of_two_answers_is_refused_in_words(page: Page, chromium: B
             await expect(each.locator(".question.notice")).to_have_count(0)
 
 
-_OBSERVE = """text => {
-    const check = () => { window.hasAppeared ||= document.body.innerText.includes(text); };
-    new MutationObserver(check).observe(document.body, { childList: true, subtree: true });
-}"""
-"""Script that remembers whether a text has appeared."""
-
-
-async def test_message_reaches_the_run(page: Page) -> None:
-    reached, go_on = asyncio.Event(), asyncio.Event()
+async def test_message_reaches_the_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go_on, sent = asyncio.Event(), asyncio.Event(), list[Callable[[], Awaitable[None]]]()
 
     @tool
     async def look() -> str:
@@ -223,13 +218,19 @@ async def test_message_reaches_the_run(page: Page) -> None:
         await page.goto(served.find_run(run.task_id))
         await page.get_by_label("Message to the run").fill("Also look at Bergen")
         await page.get_by_label("interrupt").check()
-        # The run may receive the message immediately, which removes the text.
-        await page.evaluate(_OBSERVE, "Message sent, waiting for the run.")
+        send = served.runtime.send
+
+        async def send_later(*args: Any, **options: Any) -> None:
+            sent.append(partial(send, *args, **options))
+
+        monkeypatch.setattr(served.runtime, "send", send_later)
         async with page.expect_request("**/say") as sending:
             await page.get_by_label("Message to the run").press("Enter")
         assert (await sending.value).post_data_json == {"input": "Also look at Bergen", "interrupt": True}
         await expect(page.get_by_label("Message to the run")).to_have_value("")
-        await page.wait_for_function("() => window.hasAppeared")
+        await expect(page.get_by_text("Message sent, waiting for the run.")).to_be_visible()
+        await sent.pop()()
+        await expect(page.get_by_text("Message sent, waiting for the run.")).to_have_count(0)
         go_on.set()
         assert await served.wait(run.task_id) == "completed"
         await expect(page.locator(".path .state.completed")).to_be_visible()
