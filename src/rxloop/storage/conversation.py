@@ -179,11 +179,8 @@ def _remember(folded: ConversationCache, key: str, mark: Mark, state: RunState) 
 
 
 def _is_full(histories: Sequence[History]) -> bool:
-    return (
-        len(histories) > _MAX_CONVERSATIONS
-        or sum(each.size for each in histories) > _MAX_CHARACTERS
-        or sum(map(len, histories)) > _MAX_MESSAGES
-    )
+    size, count = sum(each.size for each in histories), sum(map(len, histories))
+    return len(histories) > _MAX_CONVERSATIONS or size > _MAX_CHARACTERS or count > _MAX_MESSAGES
 
 
 FORMAT = 4

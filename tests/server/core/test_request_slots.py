@@ -9,6 +9,7 @@ from typing import Any
 from rxloop import Agent, MemoryEventLog, ModelRequest, Runtime, tool
 from rxloop.server import api, bearer
 from rxloop.server.core.request_slots import (
+    ABANDONED_PAUSE,
     ACTIVE_SECONDS,
     BODY_BURST,
     BODY_RATE,
@@ -116,7 +117,7 @@ async def test_principal_without_slots_stays_active_for_a_second() -> None:
     assert requests.started[3:] == ["eve2", "eve3", "eve4"]
 
 
-async def measure_pause(others: int, waiting: int, seconds: float) -> float:
+async def measure_pause(others: int, waiting: int, seconds: float, *, abandons: bool = False) -> float:
     """Return the time between the end of a request and the start of the next request of its principal."""
     slots, loop = RequestSlots(), asyncio.get_running_loop()
     times: list[float] = []
@@ -125,6 +126,8 @@ async def measure_pause(others: int, waiting: int, seconds: float) -> float:
         async with slots.acquire("eve", LARGE_BODY):
             times.append(loop.time())
             await asyncio.sleep(seconds)
+            if abandons:
+                slots.note_abandoned("eve")
             times.append(loop.time())
 
     for number in range(others):
@@ -144,6 +147,13 @@ async def test_principal_with_queued_requests_pauses_for_each_other_principal() 
     assert await measure_pause(others=3, waiting=1, seconds=0.02) == 0.06
     assert await measure_pause(others=10, waiting=5, seconds=0.02) == MAX_PAUSES * 0.02
     assert await measure_pause(others=10, waiting=1, seconds=0.5) == MAX_PAUSE
+
+
+@in_virtual_time
+async def test_principal_with_abandoned_requests_pauses_for_a_minimum_time() -> None:
+    assert await measure_pause(others=3, waiting=1, seconds=0, abandons=True) == ABANDONED_PAUSE
+    assert await measure_pause(others=3, waiting=1, seconds=0.02, abandons=True) == 0.06
+    assert await measure_pause(others=0, waiting=1, seconds=0, abandons=True) <= 0
 
 
 @in_virtual_time

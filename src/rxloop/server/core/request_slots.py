@@ -23,6 +23,8 @@ MAX_PAUSES = 4
 """Maximum duration of the pause after a request with queued successors, as a multiple of the request's duration."""
 MAX_PAUSE = 0.25
 """Maximum duration of this pause in seconds, because a request may also have waited for the event log."""
+ABANDONED_PAUSE = 0.025
+"""Minimum duration of this pause in seconds after an abandoned request, whose own duration is close to zero."""
 BODY_RATE = 4 * 2**20
 """Number of body bytes per second that are read for a principal if other principals are active."""
 BODY_BURST = 2**20
@@ -41,7 +43,9 @@ class RequestSlots:
 
     If a principal has queued requests, its slots pause after each request. The pause is the duration of the request
     times the number of other active principals, up to `MAX_PAUSES`, so that a principal that always has queued requests
-    does not occupy the event loop. Principals with at most `SHARE` concurrent requests never wait.
+    does not occupy the event loop. In the second after an abandoned request, the pause is at least `ABANDONED_PAUSE`,
+    so that a client cannot start and abandon any number of requests. Principals with at most `SHARE` concurrent
+    requests never wait.
     """
 
     def __init__(self) -> None:
@@ -105,6 +109,8 @@ class RequestSlots:
         _drop_old(self._released, now - ACTIVE_SECONDS)
         others = len(self._released.keys() | self._running.keys()) - 1
         pause = min(seconds * min(others, MAX_PAUSES), MAX_PAUSE)
+        if others and self.has_abandoned(principal_id):
+            pause = max(pause, ABANDONED_PAUSE)
         if pause and principal_id in self._waiting:
             loop.call_later(pause, self._free, principal_id, count)
         else:
