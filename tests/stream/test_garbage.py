@@ -183,7 +183,7 @@ def test_large_data_does_not_delay_full_collections_for_long(
         objects += create(NEW)
         assert full_collections() == before + 1
         # The next collection is not delayed.
-        objects += create(NEW)
+        objects += create(200_000)
         assert full_collections() == before + 2
     del objects
 
