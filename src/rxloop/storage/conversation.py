@@ -52,8 +52,8 @@ _MAX_CONVERSATIONS = 100
 _MAX_CHARACTERS = 20_000_000
 
 _MAX_MESSAGES = 20_000
-"""Cache limits: number of conversations, and total message text in characters and total number of messages. A full
-garbage collection takes up to three milliseconds per thousand messages."""
+"""Cache limits: number of conversations, total message text in characters, and total number of messages. A full garbage
+collection takes one millisecond per thousand messages."""
 
 
 async def conversation(log: EventLog, key: str, before: str) -> RunState:

@@ -44,8 +44,8 @@ class RequestSlots:
     If a principal has queued requests, its slots pause after each request. The pause is the duration of the request
     times the number of other active principals, up to `MAX_PAUSES`, so that a principal that always has queued requests
     does not occupy the event loop. In the second after an abandoned request, the pause is at least `ABANDONED_PAUSE`,
-    so that a client cannot start and abandon any number of requests. Principals with at most `SHARE` concurrent
-    requests never wait.
+    because a client could abandon requests much faster than others can finish them. Principals with at most `SHARE`
+    concurrent requests never wait.
     """
 
     def __init__(self) -> None:
