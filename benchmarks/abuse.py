@@ -33,6 +33,13 @@ from rxloop import Agent, tool
 from rxloop.testing import ScriptedModel, call
 
 
+class Model(ScriptedModel):
+    def call(self, request):
+        # Recorded requests would keep their runs in memory, which prolongs garbage collections.
+        self.requests.clear()
+        return super().call(request)
+
+
 @tool(approve=True)
 async def pay(amount: int) -> str:
     "Pay."
@@ -43,7 +50,7 @@ def answer(request):
     return call("pay", amount=1) if "Pay" in request.messages[-1].text else "It is warm."
 
 
-support = Agent(ScriptedModel(*[answer] * 100_000), tools=[pay], name="support")
+support = Agent(Model(*[answer] * 100), tools=[pay], name="support")
 """
 KEYS = {f"user{number}": f"key-of-user-number-{number}" for number in range(11)}
 ACCEPT = {"accept": "application/json, text/event-stream"}
@@ -215,7 +222,9 @@ async def behave(url: str, key: str, seconds: float) -> tuple[list[float], int]:
     latencies: list[float] = []
     failures = 0
     end = time.perf_counter() + seconds
-    async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30) as client:
+    headers = {"authorization": f"Bearer {key}"}
+    # Loading certificates would delay the measured responses of the other clients.
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30, verify=False) as client:
         while time.perf_counter() < end:
             started = time.perf_counter()
             try:

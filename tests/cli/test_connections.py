@@ -156,6 +156,31 @@ async def test_idle_connection_is_closed_if_no_connection_is_silent() -> None:
         assert await read_status(client) == b"HTTP/1.1 200 OK"
 
 
+async def test_number_of_connections_without_a_request_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_MAX_UNUSED", 3)
+    app, limited = App(), Watched(99)
+    async with serve(app, limited) as connect:
+        busy: list[Client] = []
+        for _ in range(4):
+            busy.append(await connect())
+            await request(busy[-1], "/held")
+            await app.started.acquire()
+        silent = [await connect() for _ in range(4)]
+        assert await wait_closed(silent[0]) == b""
+        assert len(limited) == 7
+        app.released.set()
+        for each in busy:
+            assert await read_status(each) == b"HTTP/1.1 200 OK"
+        # More connections are idle than silent in the end.
+        for closed in (silent[1], silent[2], busy[0], busy[1]):
+            assert await wait_closed(closed) == b""
+        await connect()
+        assert await wait_closed(busy[2]) == b""
+        await request(busy[3])
+        assert await read_status(busy[3]) == b"HTTP/1.1 200 OK"
+        assert len(limited) == 3
+
+
 async def test_connection_is_refused_if_all_are_busy() -> None:
     app = App()
     async with serve(app, Watched(2)) as connect:
