@@ -82,6 +82,16 @@ async def test_idle_loop_accepts_without_delay(monkeypatch: pytest.MonkeyPatch) 
             await accepted.acquire()
 
 
+async def test_idle_loop_does_not_accept_all_connections_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept, "_MIN_DELAY", 3600)
+    accepted = asyncio.Semaphore(0)
+    async with accepting(lambda: Recorder([], accepted), CONNECTIONS):
+        await accepted.acquire()
+        for _ in range(CONNECTIONS):
+            await asyncio.sleep(0)
+        assert accepted.locked()
+
+
 async def test_missing_file_descriptors_are_logged_and_accepting_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,9 @@ BACKLOG = 2048
 """Size of the queue of connections in the kernel."""
 _IDLE_ITERATION = 0.0002
 """Maximum duration in seconds of an event loop iteration without other work."""
+_MIN_DELAY = 0.002
+"""Minimum number of seconds between two connections. Otherwise, a client could open a hundred connections while all
+runs wait for the event log. Their requests would delay these runs afterwards."""
 _MAX_DELAY = 0.005
 """Maximum number of seconds for which other work delays a connection."""
 _RETRY_DELAY = 1.0
@@ -23,8 +26,8 @@ async def accept_connections(listener: socket.socket, make_protocol: Callable[[]
     """Accept connections until the task is cancelled.
 
     The servers of asyncio accept all queued connections in a single iteration of the event loop, so a client that opens
-    hundreds of connections blocks all others. This function accepts one connection at a time, as soon as the event loop
-    has no other work, or after 5 ms.
+    hundreds of connections blocks all others. This function accepts one connection every 2 ms, or every 5 ms if the
+    event loop has other work.
 
     Args:
         listener: Non-blocking listening socket.
@@ -51,11 +54,10 @@ async def accept_connections(listener: socket.socket, make_protocol: Callable[[]
 
 
 async def _yield_to_others(loop: asyncio.AbstractEventLoop) -> None:
-    """Wait for an event loop iteration without other work, for at most `_MAX_DELAY` seconds."""
-    started = before = loop.time()
-    while True:
+    """Wait for `_MIN_DELAY` seconds, then for an iteration without other work, but at most `_MAX_DELAY` in total."""
+    end = loop.time() + _MAX_DELAY
+    await asyncio.sleep(_MIN_DELAY)
+    while (before := loop.time()) < end:
         await asyncio.sleep(0)
-        now = loop.time()
-        if now - before <= _IDLE_ITERATION or now - started >= _MAX_DELAY:
+        if loop.time() - before <= _IDLE_ITERATION:
             return
-        before = now

@@ -170,9 +170,7 @@ class Connection(H11Protocol):
             self._stalled_since = None
             return False
         unsent = self.transport.get_write_buffer_size()
-        if self._stalled_since is None:
-            self._stalled_since = now, unsent
-        since, earlier = self._stalled_since
+        since, earlier = self._stalled_since = self._stalled_since or (now, unsent)
         if since + STALL_TIMEOUT > now:
             return False
         self._stalled_since = now, unsent
