@@ -73,7 +73,7 @@ async def test_other_work_continues_between_connections() -> None:
     assert " ".join(made[first:]).count("connection work work work") >= CONNECTIONS - 2
 
 
-async def test_idle_loop_accepts_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_loop_accepts_before_the_maximum_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept, "_IDLE_ITERATION", 60)
     monkeypatch.setattr(accept, "_MAX_DELAY", 3600)
     accepted = asyncio.Semaphore(0)
